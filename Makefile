@@ -1,0 +1,151 @@
+# gemma3.h itself needs no building. This makes the examples, the fixtures and the tests; `make help` lists the targets.
+# From outside: CC, CFLAGS, CXX, CXXFLAGS, LDFLAGS, LDLIBS, JOBS (how many compilers and test programs run at once).
+
+MAKEFLAGS += --no-print-directory
+
+JOBS     ?= 2
+NATIVE   := $(shell $(CC) -march=native -E -x c /dev/null >/dev/null 2>&1 && echo -march=native)
+WARN     ?= -Wall -Wextra
+CFLAGS   ?= -O3 $(NATIVE) -std=c99 $(WARN)
+CXX      ?= g++
+CXXFLAGS ?= -O3 $(NATIVE) -std=c++11 $(WARN)
+LDLIBS   ?= -lm -lpthread -ldl
+
+ASAN = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+TSAN = -O1 -g -fsanitize=thread
+
+export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export CC CXX JOBS
+
+# Tests are found by their names. A test is a C file, or a script that run.sh starts; model/test_real* want the real 270M.
+real     = $(filter tests/model/test_real%,$(1))
+quick    = $(filter-out tests/model/test_real%,$(1))
+SOURCES := $(wildcard tests/unit/test_*.c tests/ops/test_*.c tests/model/test_*.c)
+SCRIPTS := $(wildcard tests/unit/test_*.sh tests/unit/test_*.py tests/model/test_*.sh tests/model/test_*.py)
+THREADS := $(wildcard $(addprefix tests/,unit/test_platform.c unit/test_pool.c model/test_threads.c model/test_session.c))
+QUICK   := $(patsubst tests/%.c,build/%,$(call quick,$(SOURCES))) $(call quick,$(SCRIPTS)) tests/compile/matrix.sh
+REAL    := $(patsubst tests/%.c,build/%,$(call real,$(SOURCES))) $(call real,$(SCRIPTS))
+BENCH   := $(patsubst tests/%.c,build/%,$(wildcard tests/*/bench_*.c))
+SAN     := $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) $(patsubst tests/%.c,build/tsan/%,$(THREADS))
+EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
+ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
+EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
+endif
+FIXTURES := $(patsubst tests/golden/%.tar.xz,build/golden/%.ok,$(wildcard tests/golden/*.tar.xz))
+DEPS = -MMD -MP -MT $@ -MF $@.d
+
+# ---- for everyone
+
+## all: the example programs, and gemma3.h as a shared library for other languages, into build/
+all: $(EXAMPLES) build/libgemma3.so
+
+## model: fetches the real Gemma 3 270M (240 MB; Gemma's own terms apply) into build/gemma-3-270m and, in 4 bits, build/gemma-3-270m-nf4
+model:
+	@sh tests/tools/need.sh gcc libc6-dev
+	@$(MAKE) -s build/import_gguf build/quantize
+	@sh tests/tools/get_270m.sh
+
+## demo: makes what is missing, then the real 270M writes on this machine's CPU
+demo:
+	@sh tests/tools/need.sh gcc libc6-dev
+	@$(MAKE) -s all model
+	@sh tests/tools/demo.sh
+
+## quick: all tests that need neither network nor weights (cc, make, xz and sh are enough; the rest skips)
+quick:
+	@sh tests/tools/need.sh gcc libc6-dev xz-utils
+	@$(MAKE) $(PARALLEL) all $(FIXTURES)
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(QUICK))
+	@sh tests/run.sh quick $(QUICK)
+
+## test: quick, and everything that runs on the real 270M
+test: packages
+	@$(MAKE) $(PARALLEL) all $(FIXTURES)
+	@$(MAKE) model
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(QUICK))
+	@sh tests/run.sh test $(REAL) $(QUICK)
+
+## clean: forgets what was built, but not the downloaded model; `make distclean` forgets that too
+clean:
+	@for f in build/*; do case $$f in build/gemma-*|build/download*) ;; *) rm -rf "$$f" ;; esac; done
+distclean:
+	@rm -rf build
+
+# ---- for those who change the header
+
+## embed: copies gemma3_kernels.cuh into gemma3.h, between the markers; tests/unit/test_embed.c tells when it is due
+embed:
+	@LC_ALL=C awk -f tests/embed.awk gemma3_kernels.cuh gemma3.h > gemma3.h.tmp || { rm -f gemma3.h.tmp; exit 1; }
+	@if cmp -s gemma3.h.tmp gemma3.h; then rm -f gemma3.h.tmp; else mv gemma3.h.tmp gemma3.h && echo "gemma3.h: kernels embedded"; fi
+
+## matrix: the header under each compiler, standard and GEMMA3_NO_* option here; warnings are errors
+matrix:
+	@sh tests/run.sh matrix tests/compile/matrix.sh
+
+## sanitize: the tests that need no weights under the address and undefined behaviour sanitizers, those with threads under TSan
+sanitize:
+	@sh tests/tools/need.sh gcc libc6-dev xz-utils
+	@$(MAKE) $(PARALLEL) $(FIXTURES)
+	-@$(MAKE) -k $(PARALLEL) $(SAN)
+	@sh tests/run.sh sanitize $(SAN)
+
+## bench: builds and runs tests/*/bench_*.c; speed is printed, never tested
+bench: $(BENCH)
+	@for b in $(BENCH); do $$b || exit 1; done
+
+## ci: everything above on a fresh machine, with one sum at the end
+ci: packages
+	@$(MAKE) $(PARALLEL) all $(FIXTURES)
+	@$(MAKE) model
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(QUICK)) $(SAN)
+	@sh tests/run.sh ci $(REAL) $(QUICK) $(SAN)
+
+## help: this list
+help:
+	@sed -n 's/^## \([a-z]*\): /\1: /p' Makefile | awk -F': ' '{ name = $$1; sub(/^[a-z]*: /, ""); printf "make %-9s %s\n", name, $$0 }'
+
+# ---- how
+
+packages:
+	@sh tests/tools/need.sh gcc libc6-dev xz-utils
+	@sh tests/tools/need.sh --try g++ clang curl python3 libstb-dev libreadline-dev
+
+PARALLEL = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
+READLINE = $(shell sh tests/tools/readline.sh)
+build/chat: EXTRA = $(READLINE)
+
+build/%: examples/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(EXTRA) $(LDLIBS)
+build/%: examples/%.cc
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/libgemma3.so: gemma3.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -fPIC -shared -DGEMMA3_IMPLEMENTATION -x c gemma3.h -o $@ $(LDFLAGS) $(LDLIBS)
+
+# Unit tests compile for speed of compiling, ops and models as users do.
+build/unit/%: tests/unit/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -O1 -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/ops/%: tests/ops/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/model/%: tests/model/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/asan/%: tests/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ASAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/tsan/%: tests/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(TSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/golden/%.ok: tests/golden/%.tar.xz
+	@rm -rf build/golden/$* && mkdir -p build/golden/$*
+	xz -dc $< | tar -xf - -C build/golden/$*
+	@touch $@
+
+-include $(wildcard build/*.d build/*/*.d build/*/*/*.d)
+.PHONY: all model demo quick test clean distclean embed matrix sanitize bench ci help packages
+.DELETE_ON_ERROR:

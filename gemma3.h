@@ -1,0 +1,7411 @@
+// gemma3.h 0.1.0: Gemma 3 (270M to 27B, text and images) in one C header, from the Hugging Face files as they are.
+//
+// In ONE file of your program, before any other include:
+//
+//     #define GEMMA3_IMPLEMENTATION
+//     #include "gemma3.h"
+//
+// and plain `#include "gemma3.h"` everywhere else.
+//@BANNER-REST@
+#if defined(GEMMA3_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE     // pread, clock_gettime, affinity; feature macros count only before the first system header
+#endif
+
+#ifndef GEMMA3_H_INCLUDED
+#define GEMMA3_H_INCLUDED
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GEMMA3_VERSION "0.1.0"
+#ifndef G3_API
+#  ifdef GEMMA3_STATIC
+#    if defined(__GNUC__)
+#      define G3_API static __attribute__((unused))
+#    else
+#      define G3_API static
+#    endif
+#  else
+#    define G3_API extern
+#  endif
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- results: one list makes the enum and the texts
+#define G3__RESULTS(X) \
+    X(OK,             0, "ok") \
+    X(ERR_ARGUMENT,  -1, "bad argument") \
+    X(ERR_MEMORY,    -2, "not enough host memory") \
+    X(ERR_IO,        -3, "file cannot be read") \
+    X(ERR_FORMAT,    -4, "file is malformed") \
+    X(ERR_MODEL,     -5, "not a model this header runs") \
+    X(ERR_DEVICE,    -6, "CUDA driver or NVRTC failed") \
+    X(ERR_VRAM,      -7, "not enough device memory") \
+    X(ERR_CONTEXT,   -8, "context is full") \
+    X(ERR_STOPPED,   -9, "stopped before the first token") \
+    X(ERR_NUMERIC,  -10, "logits are not finite") \
+    X(ERR_UNSUPPORTED, -11, "not in this build")
+#define G3__X(name, value, text) G3_##name = value,
+typedef enum g3_result { G3__RESULTS(G3__X) G3__RESULT_MAX = 0x7fffffff } g3_result;
+#undef G3__X
+G3_API const char *g3_result_text(g3_result r);
+G3_API const char *g3_version(void);
+
+typedef struct g3_error {          // owned by the caller, NULL allowed; every call that takes one writes it (G3_OK on success)
+    g3_result code;
+    char text[504];                // one sentence: what failed, in which file, tensor or argument, and what would work
+} g3_error;
+
+// ---- hooks: `user` is always the first argument; all optional; a hook that returns non-zero means "stop"
+typedef struct g3_allocator { void *(*alloc_fn)(void *user, size_t size, size_t align); void (*free_fn)(void *user, void *ptr, size_t size); void *user; } g3_allocator;
+typedef enum g3_level { G3_LOG_ERROR, G3_LOG_WARN, G3_LOG_INFO, G3_LOG_DEBUG } g3_level;
+typedef struct g3_logger   { void (*log_fn)(void *user, g3_level level, const char *text); void *user; } g3_logger;
+typedef struct g3_progress { int (*progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total); void *user; } g3_progress;
+typedef struct g3_parallel {       // lend your own threads: run body(ctx, 0..n-1) in any order, also one after another, and return when all are done
+    void (*for_fn)(void *user, int n, void (*body)(void *ctx, int i), void *ctx); int width; void *user;
+} g3_parallel;
+typedef struct g3_files {          // read a model from somewhere else than a directory (an archive, memory, a fault injector)
+    void *(*open_fn)(void *user, const char *name, uint64_t *size);                         // NULL: no such file
+    int   (*read_fn)(void *user, void *file, uint64_t offset, void *dst, size_t size);       // 0: all of it was read
+    void  (*close_fn)(void *user, void *file);
+    int   width;                                                                            // reads in flight at once; 0: 1, so read_fn need not be thread-safe
+    void *user;
+} g3_files;
+
+// ---- model: immutable once open, shared by any number of sessions and threads; freed when it and its last session are closed
+typedef struct g3_model   g3_model;
+typedef struct g3_session g3_session;
+typedef enum g3_backend { G3_BACKEND_AUTO, G3_BACKEND_CPU, G3_BACKEND_CUDA } g3_backend;
+typedef enum g3_kv { G3_KV_DEFAULT, G3_KV_F32, G3_KV_BF16, G3_KV_FP8, G3_KV_INT8 } g3_kv;   // default BF16; all layers alike
+
+// ---- looking inside: free while probe_fn is NULL; its buffers are in the plan
+typedef enum g3_point { G3_POINT_EMBED = 1, G3_POINT_LAYER = 2, G3_POINT_BRANCH = 4, G3_POINT_ATTENTION = 8, G3_POINT_VISION = 16, G3_POINT_OP = 32 } g3_point;
+typedef struct g3_view {           // data is valid during the call; what is written to EMBED and LAYER counts
+    g3_point point; const char *name; int layer, pos, rows, heads, cols, key;   // ATTENTION: one row, [heads][cols] weights, column 0 is position `key`
+    float *data;                   // [rows][cols], or NULL for OP, which brings the three figures below
+    double seconds; uint64_t bytes, flops;
+} g3_view;
+typedef struct g3_probe { int (*probe_fn)(void *user, const g3_view *v); void *user; unsigned points; int rows; } g3_probe;   // rows: the last rows of each step; 0: 1
+
+typedef struct g3_session_desc {
+    int         context;           // tokens; 0: 8192 or the model's limit, whichever is smaller; <0: the largest that fits
+    int         batch;             // prompt tokens per step; 0: 512 (at least one image, 256 tokens, on a model with vision)
+    g3_kv       kv;
+    int         logits_rows;       // the last rows of each step whose logits can be asked for; 0: 1
+    g3_progress progress;          // tokens of a prompt, images; non-zero return cancels
+    g3_probe    probe;
+} g3_session_desc;
+
+typedef struct g3_model_desc {
+    const char  *path;             // model directory (required unless `files` is set)
+    g3_backend   backend;          // AUTO: CUDA if it loads and the plan fits, else CPU
+    int          device;           // CUDA ordinal
+    int          threads;          // CPU threads; 0: the physical cores this process may use
+    bool         no_vision;        // leave the vision tower out of memory
+    bool         no_weights;       // tokenizer, config and plan only
+    bool         precise;          // float32 activations everywhere: slower, closest to the oracle
+    bool         screened_head;    // an int8 copy of the head finds the candidates, exact rows decide: same greedy and top-k
+    uint64_t     memory_limit;     // bytes the model and its sessions may take on the backend; 0: what is free
+    const g3_session_desc *session; int sessions;   // what will be opened: must fit too, checked before any weight is read; NULL: one default session
+    const char  *kernel_path;      // compile this file instead of the embedded kernels; a .ptx or .cubin is loaded as it is and needs no NVRTC
+    const char  *cache_dir;        // keep compiled kernels here; NULL: compile every time
+    g3_files     files;
+    g3_allocator allocator;
+    g3_logger    logger;
+    g3_progress  progress;         // bytes loaded; non-zero return cancels
+    g3_parallel  parallel;
+} g3_model_desc;
+
+typedef struct g3_model_info {
+    const char *name, *backend, *device;
+    int layers, dim, ffn, heads, kv_heads, head_dim, vocab, window, max_context;   // vocab: rows of the table; rows the tokenizer lacks are never sampled
+    bool vision, chat;             // chat: the files bring a chat template
+    uint64_t parameters, weight_bytes;
+} g3_model_info;
+
+G3_API g3_model      *g3_model_open(const g3_model_desc *desc, g3_error *err);
+G3_API void           g3_model_close(g3_model *m);
+G3_API g3_model_info  g3_model_get_info(const g3_model *m);
+G3_API g3_model_desc  g3_model_get_desc(const g3_model *m);   // zeros replaced by the values in use
+
+typedef struct g3_tensor { const char *name, *format, *file; int rows, cols; uint64_t offset, bytes; } g3_tensor;
+G3_API int       g3_model_tensor(const g3_model *m, int i, g3_tensor *t);                                     // the number of tensors; *t: the i-th; also with no_weights
+G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int n, float *dst, g3_error *err);   // rows as float32, decoded from the file
+
+// ---- memory: the exact bytes, known from the files' headers before anything is taken; needs no card and no driver
+typedef struct g3_plan_item { const char *name; uint64_t bytes; } g3_plan_item;
+typedef struct g3_plan {
+    g3_backend backend;                             // what AUTO chose
+    uint64_t weights, kv, scratch, vision, total;   // the arenas and nothing else: the model once, `sessions` sessions; vision: weights of tower and projector
+    uint64_t host;                                  // all the rest, on the host (tokenizer, tables, staging), at its peak
+    uint64_t available;                             // memory_limit, else what the backend reports free (cgroup limits honoured); 0: unknown, fits is then false
+    int      max_context;                           // the largest context that would fit, 0 if none
+    bool     fits;
+    char     advice[256];                           // when it does not fit: by how much, and which of context, kv, no_vision would do
+    int      n_items;
+    g3_plan_item items[48];                         // the sums above, one line each
+} g3_plan;
+G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_error *err);
+
+// ---- session: one conversation; one thread at a time
+G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_error *err);
+G3_API void        g3_session_close(g3_session *s);
+G3_API void        g3_session_cancel(g3_session *s);                             // from any thread or signal handler: the running call returns at its next step; with none running, nothing
+G3_API int         g3_session_tokens(const g3_session *s, int *ids, int cap);    // tokens held: the count, and the first cap; every picture is 256 equal ids: compare conversations through g3_add_messages
+G3_API int         g3_session_rewind(g3_session *s, int pos, g3_error *err);     // the position reached, <= pos: the start of a picture it falls in, 0 where the rings have moved on; logits are gone until a token is added
+G3_API g3_result   g3_session_copy(g3_session *to, const g3_session *from, g3_error *err);   // same model and desc; pictures included
+typedef struct g3_stats { int context, held, prompt_tokens, images, new_tokens; double prompt_s, image_s, first_s, new_s; uint64_t bytes_per_token, memory; } g3_stats;
+G3_API g3_stats    g3_session_stats(const g3_session *s);                        // of the last call and in total
+G3_API uint64_t    g3_session_seed(const g3_session *s);                         // the seed in use, also when it came from the clock
+
+// ---- pictures; loading where stb_image.h is found at compile time (GEMMA3_NO_STB_IMAGE leaves it out)
+typedef struct g3_image { const uint8_t *rgb; int width, height, stride; } g3_image;     // stride 0: 3*width
+G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err);                 // upright (EXIF), over white
+G3_API g3_result g3_image_load_memory(const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err);
+G3_API void      g3_image_free(const g3_allocator *alloc, g3_image *img);
+
+// ---- sampling and generation
+typedef struct g3_sampler {        // zeros: the checkpoint's generation_config.json, else the model card's settings
+    bool     greedy;               // argmax, lowest id on ties; ignores the rest. A user's "temperature 0" is this
+    float    temperature;          // 0: 1.0
+    int      top_k;                // 0: 64, <0: off
+    float    top_p;                // 0: 0.95, <0: off
+    float    min_p;                // 0: off
+    float    repeat_penalty;       // 0: off
+    uint64_t seed;                 // the draw at position p is a function of (seed, p); 0: one from the clock for the session
+    bool     logprobs;             // fill g3_token.logprob (of the unfiltered distribution; costs the whole head)
+    int    (*logits_fn)(void *user, float *logits, int vocab); void *user;   // see or mask logits before the filters
+} g3_sampler;
+typedef struct g3_token { int id; const char *text; int size; float logprob; } g3_token;  // text: whole UTF-8 characters, or empty; lives until the callback returns or the next g3_next
+typedef int (*g3_token_fn)(void *user, const g3_token *t);                                // non-zero: stop after this token; at the end once more with id -1 if text was held back
+typedef enum g3_finish { G3_FINISH_NONE, G3_FINISH_STOP, G3_FINISH_LENGTH, G3_FINISH_CONTEXT, G3_FINISH_CALLBACK, G3_FINISH_CANCELLED } g3_finish;
+typedef struct g3_generate_desc {
+    g3_sampler         sampler;
+    int                max_tokens; // 0: until the context is full
+    const char *const *stops;   int n_stops;      // stop strings; not shown
+    bool               ignore_stop_ids;
+    g3_token_fn        token_fn;  void *user;
+} g3_generate_desc;
+
+// ---- level 1: chat
+typedef struct g3_part { const char *text; const g3_image *image; bool pan_and_scan; } g3_part;     // a text or an image
+typedef struct g3_turn {
+    const char      *system;       // first turn only
+    const char      *text;         // the user's words; never parsed for control tokens
+    const g3_part   *parts;  int n_parts;         // instead of text: texts and images in order
+    g3_generate_desc generate;
+} g3_turn;
+G3_API int       g3_chat(g3_session *s, const g3_turn *turn, g3_error *err);   // tokens produced, or a g3_result < 0
+G3_API g3_result g3_add_turn(g3_session *s, const g3_turn *turn, g3_error *err);   // the same without the answer, for g3_next
+G3_API int       g3_next(g3_session *s, const g3_generate_desc *desc, g3_token *t, g3_error *err);   // one token of the answer: 1; 0 at its end (t->text: what was held back); or a g3_result < 0
+G3_API g3_finish g3_session_finish(const g3_session *s);                       // why the last generation ended
+
+// ---- level 2: prompts of your own
+typedef struct g3_message { const char *role, *text; const g3_part *parts; int n_parts; } g3_message;
+typedef enum g3_tokenize_flags { G3_TOKENIZE_PLAIN = 0, G3_TOKENIZE_SPECIAL = 1, G3_TOKENIZE_BOS = 2 } g3_tokenize_flags;
+G3_API int         g3_tokenize(const g3_model *m, const char *text, size_t size, int flags, int *ids, int cap);     // the count, even when cap is smaller; size SIZE_MAX: to the NUL
+G3_API int         g3_detokenize(const g3_model *m, const int *ids, int n, char *text, int cap);                    // bytes, no NUL; the size likewise
+G3_API const char *g3_token_piece(const g3_model *m, int id, int *size);                                            // the raw bytes of one token
+G3_API int         g3_render(const g3_model *m, const g3_message *messages, int n, bool generation_prompt, int *ids, int cap, g3_error *err);   // the chat template; images as 256 soft tokens
+G3_API g3_result   g3_add_messages(g3_session *s, const g3_message *messages, int n, bool generation_prompt, g3_error *err);                    // the whole conversation, each time: rendered, the longest prefix the session holds is kept (pictures compared by a hash of their pixels, an assistant text equal to what was generated there keeps its ids), the rest is added; at least one token is
+G3_API g3_result   g3_add_tokens(g3_session *s, const int *ids, int n, g3_error *err);                              // as they are: no BOS is added
+G3_API g3_result   g3_add_image(g3_session *s, const g3_image *img, g3_error *err);                                 // 256 soft tokens; their frame of tokens is the caller's
+G3_API int         g3_generate(g3_session *s, const g3_generate_desc *desc, g3_error *err);
+
+// ---- level 3: logits; computed when asked for
+G3_API const float *g3_logits(g3_session *s, g3_error *err);                    // [vocab], after the last token added
+G3_API const float *g3_logits_at(g3_session *s, int back, g3_error *err);       // [vocab], `back` rows before it, back < logits_rows; the first request computes all kept rows in one product; valid until tokens are added
+G3_API g3_result    g3_head(g3_session *s, const float *x, float *logits, g3_error *err);   // final norm and head of one [dim] row of the residual; not from inside a hook
+G3_API int          g3_sample(g3_session *s, const g3_sampler *p, g3_error *err);   // a token for the next position; adds nothing
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+// ------------------------------------------------------------------------------------------------------------------
+// >>config
+// Owns every question about compiler, system and option macros, so that the rest of the file asks none.
+// The only place where the implementation looks at _MSC_VER, _WIN32, __linux__ and friends is here and in >>platform.
+
+#ifdef GEMMA3_IMPLEMENTATION
+#ifndef G3__IMPLEMENTED
+#define G3__IMPLEMENTED
+
+#if defined(__GLIBC__) && !defined(__USE_XOPEN2K8)
+#error "include gemma3.h before any system header in the file that defines GEMMA3_IMPLEMENTATION (it sets the POSIX feature macros), or compile with -std=gnu99 or later"
+#endif
+
+#if defined(GEMMA3_MALLOC) != defined(GEMMA3_FREE)
+#error "define both GEMMA3_MALLOC and GEMMA3_FREE, or neither"
+#endif
+
+#include <float.h>
+#include <limits.h>
+#include <locale.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef GEMMA3_MALLOC
+#define GEMMA3_MALLOC(size) malloc(size)
+#define GEMMA3_FREE(ptr)    free(ptr)
+#endif
+#ifndef GEMMA3_ASSERT
+#include <assert.h>
+#define GEMMA3_ASSERT(x) assert(x)
+#endif
+
+#if defined(__GNUC__)
+#define G3__PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#define G3__UNUSED             __attribute__((unused))
+#define G3__RESTRICT           __restrict__
+#define G3__PREFETCH(p)        __builtin_prefetch(p)
+#elif defined(_MSC_VER)
+#define G3__PRINTF(fmt, first)
+#define G3__UNUSED
+#define G3__RESTRICT           __restrict
+#define G3__PREFETCH(p)        ((void)(p))
+#else
+#define G3__PRINTF(fmt, first)
+#define G3__UNUSED
+#define G3__RESTRICT
+#define G3__PREFETCH(p)        ((void)(p))
+#endif
+
+#ifdef __cplusplus
+#define G3__ZERO {}
+#else
+#define G3__ZERO {0}
+#endif
+
+#define G3__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+#define G3__MIN(a, b)    ((a) < (b) ? (a) : (b))
+#define G3__MAX(a, b)    ((a) > (b) ? (a) : (b))
+#define G3__ALIGN        64            // every tensor and table in an arena begins on a cache line
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>platform
+// Owns what C leaves to the system, in five primitives: read a file at an offset, get pages, share work among threads,
+// read the clock, ask how much memory and how many cores there are. POSIX and Win32 stand side by side in each.
+
+#if defined(_WIN32)
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#include <windows.h>
+#else
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifndef GEMMA3_NO_THREADS
+#include <pthread.h>
+#endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#endif
+
+static void g3__error_clear(g3_error *err);
+static g3_result g3__fail(g3_error *err, g3_result code, const char *fmt, ...) G3__PRINTF(3, 4);
+
+// ---- clock
+
+static double g3__clock(void)                            // seconds since some fixed moment
+{
+#if defined(_WIN32)
+    LARGE_INTEGER f, t;
+    QueryPerformanceFrequency(&f);
+    QueryPerformanceCounter(&t);
+    return (double)t.QuadPart / (double)f.QuadPart;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+#endif
+}
+
+// ---- files: the user's hooks, or a directory of the file system behind the same hooks
+
+typedef struct g3__source { g3_files files; const char *dir; } g3__source;
+typedef struct g3__file { const g3_files *files; void *handle; uint64_t size; const char *name; } g3__file;
+
+#ifndef GEMMA3_NO_STDIO
+#if defined(_WIN32)
+static HANDLE g3__win_open(const char *path)             // paths are UTF-8 everywhere
+{
+    wchar_t wide[1024];
+    if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path, -1, wide, 1024)) return INVALID_HANDLE_VALUE;
+    return CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+}
+
+static void *g3__os_open(void *user, const char *name, uint64_t *size)
+{
+    char path[2048];
+    LARGE_INTEGER n;
+    int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
+    HANDLE h = len > 0 && (size_t)len < sizeof path ? g3__win_open(path) : INVALID_HANDLE_VALUE;
+    if (h == INVALID_HANDLE_VALUE) return NULL;
+    if (!GetFileSizeEx(h, &n)) { CloseHandle(h); return NULL; }
+    *size = (uint64_t)n.QuadPart;
+    return (void *)h;
+}
+
+static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_t size)
+{
+    (void)user;
+    for (char *p = (char *)dst; size; ) {
+        DWORD want = (DWORD)G3__MIN(size, (size_t)1 << 30), got = 0;
+        OVERLAPPED at;
+        memset(&at, 0, sizeof at);
+        at.Offset = (DWORD)offset;
+        at.OffsetHigh = (DWORD)(offset >> 32);
+        if (!ReadFile((HANDLE)file, p, want, &got, &at) || !got) return 1;
+        p += got; offset += got; size -= got;
+    }
+    return 0;
+}
+
+static void g3__os_close(void *user, void *file) { (void)user; CloseHandle((HANDLE)file); }
+#else
+static void *g3__os_open(void *user, const char *name, uint64_t *size)
+{
+    char path[4096];
+    struct stat st;
+    int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
+    int fd = len > 0 && (size_t)len < sizeof path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;   // a pipe of that name must not hold us up
+    if (fd < 0) return NULL;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) { close(fd); return NULL; }      // a directory or a pipe is no weight file
+    *size = (uint64_t)st.st_size;
+    return (void *)((intptr_t)fd + 1);                                            // descriptor 0 must not look like NULL
+}
+
+static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_t size)
+{
+    int fd = (int)((intptr_t)file - 1);
+    (void)user;
+    for (char *p = (char *)dst; size; ) {
+        ssize_t got = pread(fd, p, G3__MIN(size, (size_t)1 << 30), (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return 1;                                                   // an error, or the file has shrunk
+        p += got; offset += (uint64_t)got; size -= (size_t)got;
+    }
+    return 0;
+}
+
+static void g3__os_close(void *user, void *file) { (void)user; close((int)((intptr_t)file - 1)); }
+#endif
+#endif // GEMMA3_NO_STDIO
+
+static bool g3__source_init(g3__source *src, const char *path, const g3_files *files, g3_error *err)
+{
+    memset(src, 0, sizeof *src);
+    if (files && files->open_fn) {
+        if (!files->read_fn || !files->close_fn) return g3__fail(err, G3_ERR_ARGUMENT, "files: open_fn, read_fn and close_fn come together") == G3_OK;
+        src->files = *files;
+        src->files.width = G3__MAX(files->width, 1);
+        return true;
+    }
+    if (!path || !*path) return g3__fail(err, G3_ERR_ARGUMENT, "path: the model's directory is required (or the files hooks)") == G3_OK;
+#ifdef GEMMA3_NO_STDIO
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "this build has no file system (GEMMA3_NO_STDIO): give the files hooks") == G3_OK;
+#else
+    src->dir = path;
+    src->files.open_fn = g3__os_open;
+    src->files.read_fn = g3__os_read;
+    src->files.close_fn = g3__os_close;
+    src->files.width = 8;
+    src->files.user = (void *)(uintptr_t)path;
+    return true;
+#endif
+}
+
+static const char *g3__source_name(const g3__source *src) { return src->dir ? src->dir : "the files hooks"; }
+
+static bool g3__file_try(const g3__source *src, const char *name, g3__file *f)           // false: there is no such file
+{
+    memset(f, 0, sizeof *f);
+    f->files = &src->files;
+    f->name = name;
+    f->handle = src->files.open_fn(src->files.user, name, &f->size);
+    return f->handle != NULL;
+}
+
+static void g3__file_close(g3__file *f)
+{
+    if (f->handle) f->files->close_fn(f->files->user, f->handle);
+    f->handle = NULL;
+}
+
+static bool g3__file_open(const g3__source *src, const char *name, g3__file *f, g3_error *err)
+{
+    return g3__file_try(src, name, f) || g3__fail(err, G3_ERR_IO, "%s: no readable file of that name in %s", name, g3__source_name(src)) == G3_OK;
+}
+
+static bool g3__file_exists(const g3__source *src, const char *name)
+{
+    g3__file f;
+    bool there = g3__file_try(src, name, &f);
+    g3__file_close(&f);
+    return there;
+}
+
+static bool g3__file_read(const g3__file *f, uint64_t offset, void *dst, uint64_t size, g3_error *err)
+{
+    if (offset > f->size || size > f->size - offset || size > SIZE_MAX)
+        return g3__fail(err, G3_ERR_IO, "%s: bytes %llu to %llu lie past its end", f->name, (unsigned long long)offset, (unsigned long long)(offset + size)) == G3_OK;
+    if (!size || f->files->read_fn(f->files->user, f->handle, offset, dst, (size_t)size) == 0) return true;
+    return g3__fail(err, G3_ERR_IO, "%s: %llu bytes at offset %llu cannot be read", f->name, (unsigned long long)size, (unsigned long long)offset) == G3_OK;
+}
+
+// ---- pages: an arena is one mapping, on huge pages where the system gives them
+
+static void *g3__pages_take(void *user, size_t size, size_t align)
+{
+    (void)user; (void)align;
+#if defined(_WIN32)
+    return VirtualAlloc(NULL, size, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+#else
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+#if defined(MADV_HUGEPAGE)
+    if (size >= (size_t)4 << 20) madvise(p, size, MADV_HUGEPAGE);                 // a wish: a refusal costs only speed
+#endif
+    return p;
+#endif
+}
+
+static void g3__pages_give(void *user, void *ptr, size_t size)
+{
+    (void)user;
+#if defined(_WIN32)
+    (void)size;
+    VirtualFree(ptr, 0, MEM_RELEASE);
+#else
+    munmap(ptr, size);
+#endif
+}
+
+// ---- atomics: sequentially consistent, on int
+
+#if defined(__GNUC__)
+static int  g3__atomic_add(int *p, int n)      { return __atomic_fetch_add(p, n, __ATOMIC_SEQ_CST); }
+static int  g3__atomic_get(const int *p)       { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+static void g3__atomic_set(int *p, int v)      { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
+#elif defined(_MSC_VER)
+static int  g3__atomic_add(int *p, int n)      { return (int)InterlockedExchangeAdd((volatile LONG *)p, n); }
+static int  g3__atomic_get(const int *p)       { return (int)InterlockedExchangeAdd((volatile LONG *)p, 0); }
+static void g3__atomic_set(int *p, int v)      { InterlockedExchange((volatile LONG *)p, v); }
+#else
+#error "this compiler has neither the __atomic builtins nor the Interlocked functions"
+#endif
+
+static void g3__pause(void)
+{
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+    __asm__ __volatile__("pause");
+#elif defined(__GNUC__) && defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+// ---- threads: a pool that belongs to one model, or the user's own threads through g3_parallel
+
+#ifndef GEMMA3_NO_THREADS
+#if defined(_WIN32)
+typedef CRITICAL_SECTION g3__mutex;
+typedef CONDITION_VARIABLE g3__cond;
+typedef HANDLE g3__thread;
+static bool g3__mutex_init(g3__mutex *m)  { InitializeCriticalSection(m); return true; }
+static void g3__mutex_free(g3__mutex *m)  { DeleteCriticalSection(m); }
+static void g3__mutex_lock(g3__mutex *m)  { EnterCriticalSection(m); }
+static void g3__mutex_unlock(g3__mutex *m){ LeaveCriticalSection(m); }
+static bool g3__cond_init(g3__cond *c)    { InitializeConditionVariable(c); return true; }
+static void g3__cond_free(g3__cond *c)    { (void)c; }
+static void g3__cond_wait(g3__cond *c, g3__mutex *m) { SleepConditionVariableCS(c, m, INFINITE); }
+static void g3__cond_wake(g3__cond *c)    { WakeAllConditionVariable(c); }
+static void g3__yield(void)               { SwitchToThread(); }
+#else
+typedef pthread_mutex_t g3__mutex;
+typedef pthread_cond_t g3__cond;
+typedef pthread_t g3__thread;
+static bool g3__mutex_init(g3__mutex *m)  { return pthread_mutex_init(m, NULL) == 0; }
+static void g3__mutex_free(g3__mutex *m)  { pthread_mutex_destroy(m); }
+static void g3__mutex_lock(g3__mutex *m)  { pthread_mutex_lock(m); }
+static void g3__mutex_unlock(g3__mutex *m){ pthread_mutex_unlock(m); }
+static bool g3__cond_init(g3__cond *c)    { return pthread_cond_init(c, NULL) == 0; }
+static void g3__cond_free(g3__cond *c)    { pthread_cond_destroy(c); }
+static void g3__cond_wait(g3__cond *c, g3__mutex *m) { pthread_cond_wait(c, m); }
+static void g3__cond_wake(g3__cond *c)    { pthread_cond_broadcast(c); }
+static void g3__yield(void)               { sched_yield(); }
+#endif
+#else
+typedef int g3__mutex;
+static bool g3__mutex_init(g3__mutex *m)  { *m = 0; return true; }
+static void g3__mutex_free(g3__mutex *m)  { (void)m; }
+static void g3__mutex_lock(g3__mutex *m)  { (void)m; }
+static void g3__mutex_unlock(g3__mutex *m){ (void)m; }
+#endif
+
+enum { G3__MAX_THREADS = 256, G3__SPINS = 2000 };
+
+typedef struct g3__pool {
+    g3_parallel lent;                  // for_fn set: the user's threads do the work
+    int width;                         // bodies that may run at once, the caller's included
+#ifndef GEMMA3_NO_THREADS
+    g3__mutex turn, lock;              // turn: one call at a time; lock: only for going to sleep
+    g3__cond wake;
+    bool made;                         // mutexes and condition exist
+    // A call publishes its job and opens it; workers that come in time claim indices; the call ends when all indices are
+    // claimed and no worker is inside. A worker that sleeps through it all is not waited for.
+    void (*body)(void *ctx, int i);
+    void *ctx;
+    int n, next, job;                  // job: number of the latest
+    int open, inside, asleep, quit;    // open: number of the job that may be entered, 0: none
+    int n_threads;
+    g3__thread thread[G3__MAX_THREADS];
+#endif
+} g3__pool;
+
+static int g3__pool_width(const g3__pool *p) { return G3__MAX(p->width, 1); }
+
+#ifndef GEMMA3_NO_THREADS
+static void g3__pool_work(g3__pool *p)
+{
+    for (int i; (i = g3__atomic_add(&p->next, 1)) < p->n; ) p->body(p->ctx, i);
+}
+
+static int g3__pool_wait(g3__pool *p, int seen)          // the number of the next open job; spins briefly, then sleeps
+{
+    int now;
+    for (int k = 0; k < G3__SPINS; k++) {
+        if (g3__atomic_get(&p->quit)) return 0;
+        if ((now = g3__atomic_get(&p->open)) != 0 && now != seen) return now;
+        g3__pause();
+    }
+    g3__mutex_lock(&p->lock);
+    g3__atomic_add(&p->asleep, 1);
+    while (!g3__atomic_get(&p->quit) && ((now = g3__atomic_get(&p->open)) == 0 || now == seen)) g3__cond_wait(&p->wake, &p->lock);
+    g3__atomic_add(&p->asleep, -1);
+    now = g3__atomic_get(&p->open);
+    g3__mutex_unlock(&p->lock);
+    return now;
+}
+
+static void g3__pool_loop(g3__pool *p)
+{
+    int seen = 0;
+    while (!g3__atomic_get(&p->quit)) {
+        int now = g3__pool_wait(p, seen);
+        g3__atomic_add(&p->inside, 1);
+        if ((now = g3__atomic_get(&p->open)) != 0) { seen = now; g3__pool_work(p); }      // still open: its fields stay until we leave
+        g3__atomic_add(&p->inside, -1);
+    }
+}
+
+#if defined(_WIN32)
+static DWORD WINAPI g3__pool_main(void *p) { g3__pool_loop((g3__pool *)p); return 0; }
+static bool g3__thread_start(g3__thread *t, g3__pool *p) { *t = CreateThread(NULL, 0, g3__pool_main, p, 0, NULL); return *t != NULL; }
+static void g3__thread_join(g3__thread t) { WaitForSingleObject(t, INFINITE); CloseHandle(t); }
+#else
+static void *g3__pool_main(void *p) { g3__pool_loop((g3__pool *)p); return NULL; }
+static bool g3__thread_start(g3__thread *t, g3__pool *p) { return pthread_create(t, NULL, g3__pool_main, p) == 0; }
+static void g3__thread_join(g3__thread t) { pthread_join(t, NULL); }
+#endif
+
+static void g3__pool_wake(g3__pool *p)
+{
+    if (!g3__atomic_get(&p->asleep)) return;
+    g3__mutex_lock(&p->lock);
+    g3__cond_wake(&p->wake);
+    g3__mutex_unlock(&p->lock);
+}
+#endif // GEMMA3_NO_THREADS
+
+// Fewer threads than asked for is not an error: the bits do not depend on their number.
+static void g3__pool_init(g3__pool *p, int width, const g3_parallel *lent)
+{
+    memset(p, 0, sizeof *p);
+    p->width = 1;
+    if (lent && lent->for_fn) {
+        p->lent = *lent;
+        p->width = G3__MIN(G3__MAX(lent->width, 1), G3__MAX_THREADS);
+        return;
+    }
+#ifndef GEMMA3_NO_THREADS
+    if (width < 2 || !g3__mutex_init(&p->turn)) return;
+    if (!g3__mutex_init(&p->lock)) { g3__mutex_free(&p->turn); return; }
+    if (!g3__cond_init(&p->wake)) { g3__mutex_free(&p->lock); g3__mutex_free(&p->turn); return; }
+    p->made = true;
+    while (p->n_threads < G3__MIN(width, G3__MAX_THREADS) - 1 && g3__thread_start(&p->thread[p->n_threads], p)) p->n_threads++;
+    p->width = p->n_threads + 1;
+#else
+    (void)width;
+#endif
+}
+
+static void g3__pool_free(g3__pool *p)
+{
+#ifndef GEMMA3_NO_THREADS
+    if (!p->made) return;
+    g3__mutex_lock(&p->lock);
+    g3__atomic_set(&p->quit, 1);
+    g3__cond_wake(&p->wake);
+    g3__mutex_unlock(&p->lock);
+    for (int i = 0; i < p->n_threads; i++) g3__thread_join(p->thread[i]);
+    g3__cond_free(&p->wake);
+    g3__mutex_free(&p->lock);
+    g3__mutex_free(&p->turn);
+    p->made = false;
+#else
+    (void)p;
+#endif
+}
+
+// body(ctx, 0), …, body(ctx, n - 1) in any order and on any threads; returns when all are done.
+static void g3__pool_for(g3__pool *p, int n, void (*body)(void *ctx, int i), void *ctx)
+{
+    if (p->lent.for_fn && n > 1) { p->lent.for_fn(p->lent.user, n, body, ctx); return; }
+#ifndef GEMMA3_NO_THREADS
+    if (p->made && p->width > 1 && n > 1) {
+        g3__mutex_lock(&p->turn);
+        p->body = body;
+        p->ctx = ctx;
+        p->n = n;
+        g3__atomic_set(&p->next, 0);
+        p->job = p->job == INT_MAX ? 1 : p->job + 1;
+        g3__atomic_set(&p->open, p->job);
+        g3__pool_wake(p);
+        g3__pool_work(p);
+        g3__atomic_set(&p->open, 0);
+        for (int k = 0; g3__atomic_get(&p->inside); k++) { if (k < G3__SPINS) g3__pause(); else g3__yield(); }
+        g3__mutex_unlock(&p->turn);
+        return;
+    }
+#endif
+    for (int i = 0; i < n; i++) body(ctx, i);
+}
+
+// ---- what the machine has
+
+#ifndef GEMMA3_NO_STDIO
+static size_t g3__small_file(const char *path, char *text, size_t size)          // bytes read, a NUL after them; 0: none
+{
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(text, 1, size - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    return n;
+}
+
+static bool g3__small_number(const char *dir, const char *name, uint64_t *out)   // false: no such file, or "max"
+{
+    char path[1024], text[64];
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path || !g3__small_file(path, text, sizeof text)) return false;
+    if (text[0] < '0' || text[0] > '9') return false;
+    *out = strtoull(text, NULL, 10);
+    return true;
+}
+
+static uint64_t g3__stat_field(const char *dir, const char *field)               // a line "field N" of memory.stat
+{
+    char path[1024], text[4096];
+    if (snprintf(path, sizeof path, "%s/memory.stat", dir) >= (int)sizeof path || !g3__small_file(path, text, sizeof text)) return 0;
+    for (char *p = text; p && *p; p = strchr(p, '\n'), p = p ? p + 1 : p)
+        if (!strncmp(p, field, strlen(field)) && p[strlen(field)] == ' ') return strtoull(p + strlen(field), NULL, 10);
+    return 0;
+}
+
+// What a control group of either version leaves: its limit less what it holds, file cache not counted. UINT64_MAX: no limit.
+static uint64_t g3__cgroup_room(const char *dir)
+{
+    uint64_t limit, used = 0, cache;
+    if (g3__small_number(dir, "memory.max", &limit)) { g3__small_number(dir, "memory.current", &used); cache = g3__stat_field(dir, "file"); }
+    else if (g3__small_number(dir, "memory.limit_in_bytes", &limit)) { g3__small_number(dir, "memory.usage_in_bytes", &used); cache = g3__stat_field(dir, "total_cache"); }
+    else return UINT64_MAX;
+    used -= G3__MIN(used, cache);
+    return limit > used ? limit - used : 0;
+}
+
+// The tightest group from ours up to the root. self: the text of /proc/self/cgroup, lines "N:controllers:/path".
+static uint64_t g3__cgroup_free(const char *root, const char *self)
+{
+    uint64_t room = UINT64_MAX;
+    while (self && *self) {
+        const char *a = strchr(self, ':'), *b = a ? strchr(a + 1, ':') : NULL, *end = strchr(self, '\n');
+        char dir[1024];
+        if (!b || (end && b > end)) break;
+        bool v2 = b == a + 1, v1 = !v2 && strstr(a, "memory") && strstr(a, "memory") < b;
+        int len = (int)(end ? end - b - 1 : (long)strlen(b + 1));
+        if ((v1 || v2) && snprintf(dir, sizeof dir, "%s%s%.*s", root, v1 ? "/memory" : "", len, b + 1) < (int)sizeof dir)
+            for (size_t stop = strlen(root) + (v1 ? 7 : 0);;) {
+                room = G3__MIN(room, g3__cgroup_room(dir));
+                char *slash = strrchr(dir, '/');
+                if (!slash || (size_t)(slash - dir) < stop) break;
+                *slash = 0;
+            }
+        self = end ? end + 1 : NULL;
+    }
+    return room;
+}
+#endif
+
+static uint64_t g3__memory_free(void)                    // bytes this process may still take, 0: unknown
+{
+#if defined(_WIN32)
+    MEMORYSTATUSEX m;
+    m.dwLength = sizeof m;
+    return GlobalMemoryStatusEx(&m) ? G3__MIN(m.ullAvailPhys, m.ullAvailPageFile) : 0;
+#elif defined(__APPLE__)
+    uint64_t bytes = 0;
+    size_t size = sizeof bytes;
+    return sysctlbyname("hw.memsize", &bytes, &size, NULL, 0) == 0 ? bytes : 0;
+#elif defined(GEMMA3_NO_STDIO)
+    return 0;
+#else
+    char text[8192];
+    uint64_t bytes = 0;
+    const char *line = g3__small_file("/proc/meminfo", text, sizeof text) ? strstr(text, "MemAvailable:") : NULL;
+    if (line) bytes = strtoull(line + 13, NULL, 10) * 1024;
+    if (!g3__small_file("/proc/self/cgroup", text, sizeof text)) return bytes;
+    uint64_t room = g3__cgroup_free("/sys/fs/cgroup", text);
+    return bytes ? G3__MIN(bytes, room) : room == UINT64_MAX ? 0 : room;
+#endif
+}
+
+#if defined(__linux__) && defined(CPU_COUNT) && !defined(GEMMA3_NO_STDIO)
+static bool g3__first_sibling(int cpu, const cpu_set_t *mine)    // no allowed hardware thread of the same core comes before this one
+{
+    char path[128], text[256];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    if (!g3__small_file(path, text, sizeof text)) return true;
+    for (char *p = text; *p >= '0' && *p <= '9'; ) {             // "0,64" or "0-1"
+        long from = strtol(p, &p, 10), to = *p == '-' ? strtol(p + 1, &p, 10) : from;
+        for (long c = from; c <= to && c < cpu; c++)
+            if (c < CPU_SETSIZE && CPU_ISSET((size_t)c, mine)) return false;
+        if (*p == ',') p++;
+    }
+    return true;
+}
+
+static int g3__quota(int cores)                          // a cgroup's cpu.max "200000 100000" is two cores
+{
+    char text[128], *rest;
+    if (!g3__small_file("/sys/fs/cgroup/cpu.max", text, sizeof text) || text[0] < '0' || text[0] > '9') return cores;
+    double quota = strtod(text, &rest), period = strtod(rest, NULL);
+    int whole = period > 0 ? (int)(quota / period + 0.5) : cores;
+    return G3__MIN(cores, G3__MAX(whole, 1));
+}
+#endif
+
+static int g3__cores(void)                               // physical cores this process may use, at least 1
+{
+    long n = 1;
+#if defined(_WIN32)
+    SYSTEM_INFO s;
+    GetSystemInfo(&s);
+    n = (long)s.dwNumberOfProcessors;
+#elif defined(__linux__) && defined(CPU_COUNT) && !defined(GEMMA3_NO_STDIO)
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    n = 0;
+    if (sched_getaffinity(0, sizeof mine, &mine) == 0)
+        for (int c = 0; c < CPU_SETSIZE; c++) n += CPU_ISSET((size_t)c, &mine) && g3__first_sibling(c, &mine);
+    n = g3__quota((int)G3__MAX(n, 1L));
+#elif defined(_SC_NPROCESSORS_ONLN)
+    n = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+    return (int)G3__MIN(G3__MAX(n, 1L), (long)G3__MAX_THREADS);
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>util
+// Owns the small tools that everything else stands on: the sticky error, checked sizes, memory zones, strings and the
+// hash index. No function here knows what a model is.
+
+// ---- errors: the first failure of a call wins, so that cleaning up never hides the cause
+
+static void g3__error_clear(g3_error *err)
+{
+    if (err) { err->code = G3_OK; err->text[0] = 0; }
+}
+
+// A text that came from a file may hold anything: control characters become '?', a cut never splits a character.
+static void g3__text_clean(char *text)
+{
+    size_t n = strlen(text), k = n;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) text[i] = '?';
+    while (k && ((unsigned char)text[k - 1] & 0xC0) == 0x80) k--;                     // first byte of the last character
+    if (!k || n - k > 3) return;
+    unsigned char lead = (unsigned char)text[k - 1];
+    size_t want = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
+    if (n - (k - 1) < want) text[k - 1] = 0;
+}
+
+static g3_result g3__vfail(g3_error *err, g3_result code, const char *fmt, va_list args)
+{
+    if (err && err->code == G3_OK) {
+        err->code = code;
+        vsnprintf(err->text, sizeof err->text, fmt, args);
+        g3__text_clean(err->text);
+    }
+    return code;
+}
+
+static g3_result g3__fail(g3_error *err, g3_result code, const char *fmt, ...) G3__PRINTF(3, 4);
+static g3_result g3__fail(g3_error *err, g3_result code, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    g3__vfail(err, code, fmt, args);
+    va_end(args);
+    return code;
+}
+
+// ---- checked sizes: every product and sum of numbers that come from a file goes through these
+
+static bool g3__mul(uint64_t a, uint64_t b, uint64_t *out)
+{
+    if (b && a > UINT64_MAX / b) return false;
+    *out = a * b;
+    return true;
+}
+
+static bool g3__add(uint64_t a, uint64_t b, uint64_t *out)
+{
+    if (a > UINT64_MAX - b) return false;
+    *out = a + b;
+    return true;
+}
+
+static uint64_t g3__round_up(uint64_t n, uint64_t step) { return (n + step - 1) / step * step; }
+
+// ---- allocation: one counting heap over the user's allocator; its peak is what the plan calls `host`
+
+typedef struct g3__heap {
+    g3_allocator a;                    // never empty: g3__heap_init fills in GEMMA3_MALLOC
+    uint64_t live, peak;               // bytes asked for and not yet given back; arenas are not counted
+} g3__heap;
+
+static void *g3__default_alloc(void *user, size_t size, size_t align)
+{
+    (void)user;
+    if (size > SIZE_MAX - align - sizeof(void *)) return NULL;
+    char *base = (char *)GEMMA3_MALLOC(size + align + sizeof(void *));                // room to align, and to remember the base
+    if (!base) return NULL;
+    char *p = (char *)(((uintptr_t)base + sizeof(void *) + align - 1) / align * align);
+    memcpy(p - sizeof(void *), &base, sizeof(void *));
+    return p;
+}
+
+static void g3__default_free(void *user, void *ptr, size_t size)
+{
+    void *base;
+    (void)user; (void)size;
+    memcpy(&base, (char *)ptr - sizeof(void *), sizeof(void *));
+    GEMMA3_FREE(base);
+}
+
+static void g3__heap_init(g3__heap *h, const g3_allocator *a)
+{
+    memset(h, 0, sizeof *h);
+    if (a && a->alloc_fn) { h->a = *a; return; }
+    h->a.alloc_fn = g3__default_alloc;
+    h->a.free_fn = g3__default_free;
+}
+
+// n * size zeroed bytes on a cache line, or NULL with G3_ERR_MEMORY. The caller gives the same size back to g3__heap_free.
+static void *g3__heap_alloc(g3__heap *h, uint64_t n, uint64_t size, g3_error *err)
+{
+    uint64_t bytes;
+    void *p = NULL;
+    if (!g3__mul(n, size, &bytes) || bytes > SIZE_MAX) { g3__fail(err, G3_ERR_MEMORY, "a table of %llu x %llu bytes exceeds the address space", (unsigned long long)n, (unsigned long long)size); return NULL; }
+    if (!bytes) bytes = 1;
+    p = h->a.alloc_fn(h->a.user, (size_t)bytes, G3__ALIGN);
+    if (!p) { g3__fail(err, G3_ERR_MEMORY, "the allocator has no %llu bytes of host memory", (unsigned long long)bytes); return NULL; }
+    memset(p, 0, (size_t)bytes);
+    h->live += bytes;
+    h->peak = G3__MAX(h->peak, h->live);
+    return p;
+}
+
+static void g3__heap_free(g3__heap *h, void *p, uint64_t n, uint64_t size)
+{
+    uint64_t bytes = G3__MAX(n * size, (uint64_t)1);
+    if (!p) return;
+    h->live -= bytes;
+    h->a.free_fn(h->a.user, p, (size_t)bytes);
+}
+
+// ---- zones: many small pieces that live and die together, so that no error path has a list of frees
+
+typedef struct g3__block { struct g3__block *next; uint64_t size, used; } g3__block;     // the pieces follow the header
+typedef struct g3__zone { g3__heap *heap; g3__block *first; } g3__zone;
+
+enum { G3__BLOCK_SIZE = 32 << 10, G3__BLOCK_HEAD = 64 };
+
+static void g3__zone_init(g3__zone *z, g3__heap *heap) { z->heap = heap; z->first = NULL; }
+
+static void *g3__zone_alloc(g3__zone *z, uint64_t n, uint64_t size, g3_error *err)       // n * size zeroed bytes, 16-byte aligned; NULL: err is set
+{
+    uint64_t bytes;
+    if (!g3__mul(n, size, &bytes) || bytes > SIZE_MAX / 2) { g3__fail(err, G3_ERR_MEMORY, "a table of %llu x %llu bytes exceeds the address space", (unsigned long long)n, (unsigned long long)size); return NULL; }
+    bytes = g3__round_up(bytes, 16);
+    if (!z->first || z->first->size - z->first->used < bytes) {
+        uint64_t room = G3__BLOCK_HEAD + bytes;
+        bool own = bytes > G3__BLOCK_SIZE / 4;                                            // big pieces get a block of just their size
+        if (!own) room = G3__BLOCK_SIZE;
+        g3__block *b = (g3__block *)g3__heap_alloc(z->heap, room, 1, err);
+        if (!b) return NULL;
+        b->size = room;
+        b->used = G3__BLOCK_HEAD;
+        if (own && z->first) { b->next = z->first->next; z->first->next = b; }            // keep filling the block in use
+        else { b->next = z->first; z->first = b; }
+        b->used += bytes;
+        return (char *)b + G3__BLOCK_HEAD;
+    }
+    void *p = (char *)z->first + z->first->used;
+    z->first->used += bytes;
+    return p;
+}
+
+static void g3__zone_free(g3__zone *z)
+{
+    while (z->first) {
+        g3__block *b = z->first;
+        z->first = b->next;
+        g3__heap_free(z->heap, b, b->size, 1);
+    }
+}
+
+// ---- strings: a pointer and a length, into memory that somebody else keeps
+
+typedef struct g3__str { const char *p; size_t n; } g3__str;
+
+static g3__str g3__str_make(const char *p, size_t n) { g3__str s; s.p = p; s.n = n; return s; }
+static g3__str g3__str_c(const char *c) { return g3__str_make(c, c ? strlen(c) : 0); }
+static bool g3__str_equal(g3__str a, g3__str b) { return a.n == b.n && (!a.n || memcmp(a.p, b.p, a.n) == 0); }
+static bool g3__str_is(g3__str s, const char *c) { return g3__str_equal(s, g3__str_c(c)); }
+static bool g3__str_starts(g3__str s, const char *c) { size_t n = strlen(c); return s.n >= n && (!n || memcmp(s.p, c, n) == 0); }
+static bool g3__str_ends(g3__str s, const char *c) { size_t n = strlen(c); return s.n >= n && (!n || memcmp(s.p + s.n - n, c, n) == 0); }
+static g3__str g3__str_skip(g3__str s, size_t n) { return g3__str_make(s.p + n, s.n - n); }
+
+// For "%.*s" in messages: never more than fits a sentence.
+#define G3__S(s) (int)G3__MIN((s).n, (size_t)96), (s).p
+
+static const char *g3__zone_text(g3__zone *z, g3__str s, g3_error *err)                  // a copy with a NUL at its end
+{
+    char *p = (char *)g3__zone_alloc(z, (uint64_t)s.n + 1, 1, err);
+    if (p && s.n) memcpy(p, s.p, s.n);
+    return p;
+}
+
+// ---- hash index: from a string to its place in an array of structs, each of which holds a g3__str
+
+static uint64_t g3__hash(const void *data, size_t n)     // multiply and fold, eight bytes a step; not for secrets
+{
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t h = 0x9E3779B97F4A7C15u ^ (uint64_t)n, w = 0;
+    for (; n >= 8; n -= 8, p += 8) {
+        memcpy(&w, p, 8);
+        h = (h ^ w) * 0xD6E8FEB86659FD93u;
+        h ^= h >> 32;
+    }
+    w = 0;
+    for (size_t i = 0; i < n; i++) w |= (uint64_t)p[i] << (8 * i);
+    h = (h ^ w) * 0xD6E8FEB86659FD93u;
+    h ^= h >> 32;
+    h *= 0xD6E8FEB86659FD93u;
+    return h ^ h >> 29;
+}
+
+typedef struct g3__index { uint32_t *slot, mask; const char *keys; size_t stride; } g3__index;   // slot: place + 1, 0 is empty
+
+static bool g3__index_init(g3__index *ix, g3__zone *z, uint64_t count, const void *first_key, size_t stride, g3_error *err)
+{
+    uint64_t cap = 16;
+    ix->slot = NULL;
+    if (count > 1 << 30) return g3__fail(err, G3_ERR_MEMORY, "more than 2^30 names") == G3_OK;
+    while (cap < 2 * count) cap *= 2;
+    ix->slot = (uint32_t *)g3__zone_alloc(z, cap, sizeof *ix->slot, err);
+    ix->mask = (uint32_t)cap - 1;
+    ix->keys = (const char *)first_key;
+    ix->stride = stride;
+    return ix->slot != NULL;
+}
+
+static g3__str g3__index_key(const g3__index *ix, uint32_t place)
+{
+    g3__str s;
+    memcpy(&s, ix->keys + place * ix->stride, sizeof s);
+    return s;
+}
+
+static uint32_t *g3__index_slot(const g3__index *ix, g3__str key)                        // where key is, or where it would go
+{
+    uint32_t i = (uint32_t)g3__hash(key.p, key.n) & ix->mask;
+    while (ix->slot[i] && !g3__str_equal(g3__index_key(ix, ix->slot[i] - 1), key)) i = (i + 1) & ix->mask;
+    return &ix->slot[i];
+}
+
+static int64_t g3__index_find(const g3__index *ix, g3__str key)                          // the place, -1: absent
+{
+    return ix->slot ? (int64_t)*g3__index_slot(ix, key) - 1 : -1;
+}
+
+static bool g3__index_put(g3__index *ix, uint32_t place)                                 // false: its key is there already
+{
+    uint32_t *s = g3__index_slot(ix, g3__index_key(ix, place));
+    if (*s) return false;
+    *s = place + 1;
+    return true;
+}
+
+// ---- a whole small file as text
+
+static bool g3__file_text(const g3__source *src, const char *name, uint64_t limit, g3__zone *z, char **text, size_t *size, g3_error *err)
+{
+    g3__file f;
+    if (!g3__file_open(src, name, &f, err)) return false;
+    *size = (size_t)f.size;
+    *text = NULL;
+    if (f.size > limit) g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes are more than a file of its kind has (%llu)", name, (unsigned long long)f.size, (unsigned long long)limit);
+    else *text = (char *)g3__zone_alloc(z, f.size + 1, 1, err);
+    bool ok = *text && g3__file_read(&f, 0, *text, f.size, err);
+    g3__file_close(&f);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>numbers
+// Owns what the bits of a weight mean: the small float formats, and bitsandbytes' 4-bit codes with their scales. These are
+// the definitions, plain and exact; the loops of >>cpu and the kernels must give the same bits. Everything that reads a weight uses them.
+
+static float    g3__as_f32(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
+static uint32_t g3__as_u32(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+
+// x / 2^n to the nearest whole number, ties to the even one; 1 <= n <= 25, and x + 2^n must not overflow.
+static uint32_t g3__shift_even(uint32_t x, int n)
+{
+    uint32_t odd = x >> n & 1;
+    return (x + ((uint32_t)1 << (n - 1)) - 1 + odd) >> n;
+}
+
+// The magnitude |f| (its bits, finite) in a format with a smaller exponent and `bits` bits of mantissa, rounded once. A carry out of
+// the mantissa runs into the exponent, which is right. What lies above the format's largest number is the caller's business.
+static uint32_t g3__narrow(uint32_t f, int bits, int bias)
+{
+    int shift = 23 - bits, below = 128 - bias - (int)(f >> 23);                       // binades below the smallest normal number
+    if (below <= 0) return g3__shift_even(f - ((uint32_t)(127 - bias) << 23), shift);
+    if (shift + below > 25) return 0;                                                 // under half the smallest subnormal
+    return g3__shift_even((f & 0x7fffff) | 0x800000, shift + below);
+}
+
+// ---- bfloat16: the upper half of a float32
+
+static float g3__bf16_to_f32(uint16_t h) { return g3__as_f32((uint32_t)h << 16); }
+
+static uint16_t g3__f32_to_bf16(float f)
+{
+    uint32_t u = g3__as_u32(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);             // a quiet NaN, so that no payload rounds to infinity
+    return (uint16_t)g3__shift_even(u, 16);
+}
+
+// ---- float16: 5 bits of exponent, bias 15, 10 bits of mantissa
+
+static float g3__f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, f = h & 0x7fffu;
+    if (f >= 0x7c00) return g3__as_f32(sign | 0x7f800000 | (f & 0x3ff) << 13);
+    if (f >= 0x0400) return g3__as_f32(sign | ((f << 13) + ((uint32_t)112 << 23)));
+    return g3__as_f32(sign | g3__as_u32((float)f * (1.0f / 16777216)));               // subnormal: f * 2^-24, exact
+}
+
+static G3__UNUSED uint16_t g3__f32_to_f16(float f)
+{
+    uint32_t u = g3__as_u32(f), sign = u >> 16 & 0x8000;
+    u &= 0x7fffffff;
+    if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x1ff));         // NaN
+    if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00);                            // 65520 and up: infinity
+    return (uint16_t)(sign | g3__narrow(u, 10, 15));
+}
+
+// ---- fp8 as in "FP8 Formats for Deep Learning" (Micikevicius et al. 2022), the variants safetensors calls F8_E4M3 and F8_E5M2
+
+// E4M3: bias 7, no infinity, 0x7f and 0xff are NaN, largest 448.
+static float g3__e4m3_to_f32(uint8_t b)
+{
+    uint32_t sign = (uint32_t)(b & 0x80) << 24, f = b & 0x7fu;
+    if (f == 0x7f) return g3__as_f32(sign | 0x7fc00000);
+    if (f >= 0x08) return g3__as_f32(sign | ((f << 20) + ((uint32_t)120 << 23)));
+    return g3__as_f32(sign | g3__as_u32((float)f * (1.0f / 512)));                    // subnormal: f * 2^-9
+}
+
+// Saturating: everything above 448, infinity too, becomes 448. The magnitude must not reach 0x7f, which is NaN.
+static uint8_t g3__f32_to_e4m3(float f)
+{
+    uint32_t u = g3__as_u32(f), sign = u >> 24 & 0x80;
+    u &= 0x7fffffff;
+    if (u > 0x7f800000) return (uint8_t)(sign | 0x7f);
+    if (u > 0x43e00000) return (uint8_t)(sign | 0x7e);                                // above 448
+    return (uint8_t)(sign | g3__narrow(u, 3, 7));
+}
+
+// E5M2 is the upper byte of a float16.
+static float g3__e5m2_to_f32(uint8_t b) { return g3__f16_to_f32((uint16_t)(b << 8)); }
+
+// ---- 4-bit codes: the built-in tables of bitsandbytes (its kernels ignore the copy that files carry)
+
+// NF4: quantiles of a normal distribution, scaled to [-1, 1] ("QLoRA", Dettmers et al. 2023, appendix E).
+static const float g3__nf4_table[16] = {
+    -1.0f,                -0.6961928009986877f, -0.5250730514526367f,  -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,  0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f,  0.7229568362236023f,   1.0f
+};
+
+// FP4: sign, two bits of exponent, one of mantissa, over the largest, 12. Code 8 would be -0 and is zero here.
+static const float g3__fp4_table[16] = {
+    0.0f,  0.0625f / 12.0f,  8.0f / 12.0f,  12.0f / 12.0f,  4.0f / 12.0f,  6.0f / 12.0f,  2.0f / 12.0f,  3.0f / 12.0f,
+    0.0f, -0.0625f / 12.0f, -8.0f / 12.0f, -12.0f / 12.0f, -4.0f / 12.0f, -6.0f / 12.0f, -2.0f / 12.0f, -3.0f / 12.0f
+};
+
+// ---- a weight as it lies in memory
+
+typedef enum g3__format { G3__F32, G3__BF16, G3__F16, G3__E4M3, G3__E5M2, G3__NF4, G3__FP4, G3__U8, G3__I8, G3__OTHER } g3__format;
+
+// A weight wherever its bytes lie: in a file buffer or in the arena, aligned or not. All that is needed to decode element e
+// of the flat row-major matrix. A 4-bit weight is cut into blocks of `blocksize` elements that share a scale; the blocks run
+// on over the ends of rows, and the last one may be short.
+typedef struct g3__bits {
+    g3__format format;
+    const void *data;                  // dense elements, or packed codes: element 2i in the high nibble of byte i, 2i + 1 in the low one
+    const void *absmax;                // NF4/FP4: float32 [blocks], or uint8 [blocks] when nested
+    const float *nested_absmax;        // float32 [ceil(blocks / nested_blocksize)], NULL: not nested
+    const float *nested_map;           // float32 [256]
+    float nested_offset;
+    uint32_t blocksize, nested_blocksize;
+    const void *scale;                 // F8: one number for the whole tensor, of scale_format (G3__F32, G3__BF16 or G3__F16); NULL: 1
+    int scale_format;
+} g3__bits;
+
+// scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset.
+// The product is rounded to float32 before the sum, as in bitsandbytes. A fused multiply-add would skip that rounding, and compilers
+// fuse unasked: clang within an expression unless the standard's FP_CONTRACT pragma says no, gcc even across statements, and it ignores
+// that pragma. What passes through a volatile object must be a float, in C and in C++ and for every compiler; once a block it costs nothing.
+static float g3__block_scale(const g3__bits *w, uint64_t block)
+{
+    if (!w->nested_absmax) {
+        float s;
+        memcpy(&s, (const char *)w->absmax + 4 * block, sizeof s);
+        return s;
+    }
+    uint8_t code = ((const uint8_t *)w->absmax)[block];
+    volatile float product = w->nested_map[code] * w->nested_absmax[block / w->nested_blocksize];
+    return product + w->nested_offset;
+}
+
+static uint32_t g3__format_bits(g3__format f)            // of one stored element
+{
+    static const uint8_t bits[] = { 32, 16, 16, 8, 8, 4, 4, 8, 8, 0 };
+    return bits[f];
+}
+
+// Elements [first, first + n) of one block, whose sixteen possible values are given.
+static void g3__decode_codes(const uint8_t *codes, uint64_t first, uint64_t n, const float value[16], float *dst)
+{
+    const uint8_t *p = codes + (first + 1) / 2;
+    uint64_t i = 0;
+    if (n && first % 2) dst[i++] = value[codes[first / 2] & 15];
+    for (; i + 2 <= n; i += 2, p++) { dst[i] = value[*p >> 4]; dst[i + 1] = value[*p & 15]; }
+    if (i < n) dst[i] = value[*p >> 4];
+}
+
+// w[e] = table[code[e]] * scale[e / blocksize], one float32 product for each of the sixteen codes of a block.
+static void g3__decode_4bit(const g3__bits *w, uint64_t first, uint64_t n, float *dst)
+{
+    const float *table = w->format == G3__NF4 ? g3__nf4_table : g3__fp4_table;
+    while (n) {
+        uint64_t block = first / w->blocksize, left = (block + 1) * w->blocksize - first, take = G3__MIN(left, n);
+        float scale = g3__block_scale(w, block), value[16];
+        for (int c = 0; c < 16; c++) value[c] = table[c] * scale;
+        g3__decode_codes((const uint8_t *)w->data, first, take, value, dst);
+        first += take; dst += take; n -= take;
+    }
+}
+
+static uint16_t g3__load_u16(const uint8_t *p) { uint16_t h; memcpy(&h, p, sizeof h); return h; }
+
+static void g3__decode_dense(g3__format format, const uint8_t *p, uint64_t n, float *dst)
+{
+    switch (format) {
+    case G3__F32:  memcpy(dst, p, (size_t)n * 4); break;
+    case G3__BF16: for (uint64_t i = 0; i < n; i++) dst[i] = g3__bf16_to_f32(g3__load_u16(p + 2 * i)); break;
+    case G3__F16:  for (uint64_t i = 0; i < n; i++) dst[i] = g3__f16_to_f32(g3__load_u16(p + 2 * i)); break;
+    case G3__E4M3: for (uint64_t i = 0; i < n; i++) dst[i] = g3__e4m3_to_f32(p[i]); break;
+    case G3__E5M2: for (uint64_t i = 0; i < n; i++) dst[i] = g3__e5m2_to_f32(p[i]); break;
+    case G3__I8:   for (uint64_t i = 0; i < n; i++) dst[i] = (float)(p[i] < 128 ? p[i] : p[i] - 256); break;
+    default:       for (uint64_t i = 0; i < n; i++) dst[i] = (float)p[i]; break;
+    }
+}
+
+// Elements [first, first + n) of the flat matrix as float32: any range, whatever rows and blocks it cuts.
+static void g3__decode(const g3__bits *w, uint64_t first, uint64_t n, float *dst)
+{
+    GEMMA3_ASSERT(w->format < G3__OTHER);
+    if (w->format == G3__NF4 || w->format == G3__FP4) { g3__decode_4bit(w, first, n, dst); return; }
+    if (n) g3__decode_dense(w->format, (const uint8_t *)w->data + first * (g3__format_bits(w->format) / 8), n, dst);
+    if (w->scale) {
+        float scale;
+        g3__decode_dense((g3__format)w->scale_format, (const uint8_t *)w->scale, 1, &scale);
+        for (uint64_t i = 0; i < n; i++) dst[i] *= scale;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>json
+// Owns reading JSON (RFC 8259) out of safetensors headers, config.json, indexes, quant states and tokenizer.json.
+// A cursor walks text that may be hostile: nothing is built, strings are unescaped where they stand, depth is bounded,
+// and the first mistake sticks, so that callers read straight on and ask once at the end.
+
+enum { G3__JSON_DEPTH = 128 };
+
+typedef struct g3__json {
+    char *p, *end, *begin;             // text is changed in place by g3__json_string; end need not hold a NUL
+    const char *what;                  // for messages: "config.json"
+    g3_error *err;
+    bool failed, dry;                  // dry: strings are checked, not unescaped, so that the text can be read again
+    int depth;
+    bool first[G3__JSON_DEPTH];        // no element yet at this depth, so no comma expected
+} g3__json;
+
+static void g3__json_init(g3__json *j, char *text, size_t size, const char *what, g3_error *err)
+{
+    memset(j, 0, sizeof *j);
+    j->p = j->begin = text;
+    j->end = text + size;
+    j->what = what;
+    j->err = err;
+}
+
+static bool g3__json_fail(g3__json *j, const char *why)
+{
+    if (!j->failed) g3__fail(j->err, G3_ERR_FORMAT, "%s is not valid JSON at byte %llu: %s", j->what, (unsigned long long)(j->p - j->begin), why);
+    j->failed = true;
+    return false;
+}
+
+static int g3__json_peek(g3__json *j)                    // the first byte of what comes next, 0 at the end or after a failure
+{
+    while (j->p < j->end && (*j->p == ' ' || *j->p == '\n' || *j->p == '\r' || *j->p == '\t')) j->p++;
+    return j->failed || j->p >= j->end ? 0 : (unsigned char)*j->p;
+}
+
+static bool g3__json_open(g3__json *j, char bracket)
+{
+    if (g3__json_peek(j) != bracket) return g3__json_fail(j, bracket == '{' ? "expected an object" : "expected an array");
+    if (j->depth == G3__JSON_DEPTH) return g3__json_fail(j, "nested deeper than 128");
+    j->first[j->depth++] = true;
+    j->p++;
+    return true;
+}
+
+static bool g3__json_object(g3__json *j) { return g3__json_open(j, '{'); }     // then while (g3__json_key(j, &key)) read or skip one value
+static bool g3__json_array(g3__json *j) { return g3__json_open(j, '['); }      // then while (g3__json_item(j)) read or skip one value
+
+static bool g3__json_more(g3__json *j, char bracket)     // at the next element of the open container; false at its end, which is taken
+{
+    int c = g3__json_peek(j);
+    if (j->failed) return false;
+    bool first = j->first[j->depth - 1];
+    if (c == bracket) { j->p++; j->depth--; return false; }
+    if (!first && c != ',') return g3__json_fail(j, c ? "expected a comma or the end of the object or array" : "the text ends in the middle");
+    if (!first) j->p++;
+    j->first[j->depth - 1] = false;
+    if (!g3__json_peek(j)) return g3__json_fail(j, "the text ends in the middle");
+    return true;
+}
+
+static bool g3__json_item(g3__json *j) { return g3__json_more(j, ']'); }
+
+// ---- strings
+
+// Bytes of the UTF-8 character at p (1 to 4), 0 if it is not one: overlong forms, surrogates and above 10FFFF included.
+static int g3__utf8_size(const char *p, const char *end)
+{
+    const unsigned char *s = (const unsigned char *)p;
+    size_t n = (size_t)(end - p);
+    if (!n) return 0;
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xC2 || s[0] > 0xF4 || n < 2 || (s[1] & 0xC0) != 0x80) return 0;
+    if (s[0] < 0xE0) return 2;
+    if (n < 3 || (s[2] & 0xC0) != 0x80) return 0;
+    if (s[0] < 0xF0) return (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F) ? 0 : 3;
+    if (n < 4 || (s[3] & 0xC0) != 0x80) return 0;
+    return (s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F) ? 0 : 4;
+}
+
+static int g3__utf8_put(char *out, uint32_t c)           // bytes written, 1 to 4
+{
+    if (c < 0x80) { out[0] = (char)c; return 1; }
+    if (c < 0x800) { out[0] = (char)(0xC0 | c >> 6); out[1] = (char)(0x80 | (c & 63)); return 2; }
+    if (c < 0x10000) { out[0] = (char)(0xE0 | c >> 12); out[1] = (char)(0x80 | (c >> 6 & 63)); out[2] = (char)(0x80 | (c & 63)); return 3; }
+    out[0] = (char)(0xF0 | c >> 18); out[1] = (char)(0x80 | (c >> 12 & 63)); out[2] = (char)(0x80 | (c >> 6 & 63)); out[3] = (char)(0x80 | (c & 63));
+    return 4;
+}
+
+static bool g3__json_hex4(g3__json *j, uint32_t *out)    // the four digits after \u
+{
+    uint32_t v = 0;
+    if (j->end - j->p < 4) return g3__json_fail(j, "a cut \\u escape");
+    for (int i = 0; i < 4; i++) {
+        int c = *j->p++, d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (d < 0) return g3__json_fail(j, "a \\u escape without four hexadecimal digits");
+        v = v << 4 | (uint32_t)d;
+    }
+    *out = v;
+    return true;
+}
+
+static bool g3__json_escape(g3__json *j, char *out, int *size)    // after the backslash; what it means, 1 to 4 bytes, never longer than the escape
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    char c = j->p < j->end ? *j->p++ : 0;
+    const char *k = c ? strchr(from, c) : NULL;
+    uint32_t u, low;
+    *size = 1;
+    if (k) { *out = to[k - from]; return true; }
+    if (c != 'u') return g3__json_fail(j, "an unknown escape in a string");
+    if (!g3__json_hex4(j, &u)) return false;
+    if (u >= 0xDC00 && u <= 0xDFFF) return g3__json_fail(j, "a lone surrogate in a string");
+    if (u >= 0xD800 && u <= 0xDBFF) {
+        if (j->end - j->p < 2 || j->p[0] != '\\' || j->p[1] != 'u') return g3__json_fail(j, "a lone surrogate in a string");
+        j->p += 2;
+        if (!g3__json_hex4(j, &low)) return false;
+        if (low < 0xDC00 || low > 0xDFFF) return g3__json_fail(j, "a lone surrogate in a string");
+        u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
+    }
+    *size = g3__utf8_put(out, u);
+    return true;
+}
+
+// One step of a string: a run of plain ASCII, or one escape, or one longer character. What it means is moved to `out`.
+static char *g3__json_piece(g3__json *j, char *out)
+{
+    char *run = j->p, mark[4];
+    int n = 0;
+    while (j->p < j->end && (unsigned char)*j->p >= 0x20 && (unsigned char)*j->p < 0x80 && *j->p != '"' && *j->p != '\\') j->p++;
+    if (j->p == run && j->p < j->end && *j->p == '\\') {
+        j->p++;
+        if (!g3__json_escape(j, mark, &n)) return out;
+        if (!j->dry) memcpy(out, mark, (size_t)n);
+        return out + n;
+    }
+    if (j->p == run && j->p < j->end && *j->p != '"') {
+        if ((unsigned char)*run < 0x20) { g3__json_fail(j, "a control character in a string"); return out; }
+        n = g3__utf8_size(run, j->end);
+        if (!n) { g3__json_fail(j, "invalid UTF-8 in a string"); return out; }
+        j->p += n;
+    }
+    if (!j->dry && out != run) memmove(out, run, (size_t)(j->p - run));
+    return out + (j->p - run);
+}
+
+// The string as UTF-8, unescaped where it stands: valid as long as the text is. It may hold NUL bytes (\u0000).
+static bool g3__json_string(g3__json *j, g3__str *s)
+{
+    if (g3__json_peek(j) != '"') return g3__json_fail(j, "expected a string");
+    char *begin = ++j->p, *out = begin;
+    while (j->p < j->end && *j->p != '"' && !j->failed) out = g3__json_piece(j, out);
+    if (j->failed) return false;
+    if (j->p >= j->end) return g3__json_fail(j, "a string that never ends");
+    j->p++;
+    *s = g3__str_make(begin, (size_t)(out - begin));
+    return true;
+}
+
+static bool g3__json_key(g3__json *j, g3__str *key)      // the next key of the open object, its colon taken; false at the object's end
+{
+    if (!g3__json_more(j, '}')) return false;
+    if (!g3__json_string(j, key)) return false;
+    if (g3__json_peek(j) != ':') return g3__json_fail(j, "expected a colon after a key");
+    j->p++;
+    return g3__json_peek(j) != 0 || g3__json_fail(j, "the text ends in the middle");
+}
+
+// ---- numbers and words
+
+static bool g3__digits(const char **p, const char *end)
+{
+    const char *from = *p;
+    while (*p < end && **p >= '0' && **p <= '9') (*p)++;
+    return *p > from;
+}
+
+// The text of a number in JSON's own grammar: no plus sign, no leading zero, no hexadecimal, no NaN.
+static bool g3__json_number(g3__json *j, g3__str *s, bool *whole)
+{
+    if (!g3__json_peek(j)) return g3__json_fail(j, "expected a number");
+    const char *p = j->p, *end = j->end;
+    if (*p == '-') p++;
+    bool zero = p < end && *p == '0', ok = g3__digits(&p, end);
+    const char *first = j->p + (j->p < j->end && *j->p == '-');
+    if (!ok || (zero && p - first > 1)) return g3__json_fail(j, "expected a number");
+    *whole = true;
+    if (p < end && *p == '.') { p++; *whole = false; if (!g3__digits(&p, end)) return g3__json_fail(j, "a number that ends in a point"); }
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        p++;
+        *whole = false;
+        if (p < end && (*p == '+' || *p == '-')) p++;
+        if (!g3__digits(&p, end)) return g3__json_fail(j, "a number without digits in its exponent");
+    }
+    *s = g3__str_make(j->p, (size_t)(p - j->p));
+    j->p += s->n;
+    return true;
+}
+
+static bool g3__json_u64(g3__json *j, uint64_t *out)     // a whole number from 0 to 2^64 - 1, written without point or exponent
+{
+    g3__str s;
+    bool whole;
+    uint64_t v = 0;
+    if (!g3__json_number(j, &s, &whole)) return false;
+    if (!whole || s.p[0] == '-') return g3__json_fail(j, "expected a whole number from 0 up");
+    for (size_t i = 0; i < s.n; i++)
+        if (!g3__mul(v, 10, &v) || !g3__add(v, (uint64_t)(s.p[i] - '0'), &v)) return g3__json_fail(j, "a number above 2^64");
+    *out = v;
+    return true;
+}
+
+// The nearest double. strtod reads a bounded copy, with the point written as the process's locale has it.
+static bool g3__json_f64(g3__json *j, double *out)
+{
+    g3__str s;
+    bool whole;
+    char text[400];
+    if (!g3__json_number(j, &s, &whole)) return false;
+    if (s.n >= sizeof text) return g3__json_fail(j, "a number of 400 digits or more");
+    memcpy(text, s.p, s.n);
+    text[s.n] = 0;
+    char *dot = strchr(text, '.');
+    if (dot) *dot = localeconv()->decimal_point[0];
+    *out = strtod(text, NULL);
+    return fabs(*out) <= DBL_MAX || g3__json_fail(j, "a number too large for a double");
+}
+
+static bool g3__json_word(g3__json *j, const char *word) // takes true, false or null if it comes next
+{
+    size_t n = strlen(word);
+    g3__json_peek(j);
+    if (j->failed || (size_t)(j->end - j->p) < n || memcmp(j->p, word, n)) return false;
+    j->p += n;
+    return true;
+}
+
+static bool g3__json_bool(g3__json *j, bool *out)
+{
+    *out = g3__json_word(j, "true");
+    return *out || g3__json_word(j, "false") || g3__json_fail(j, "expected true or false");
+}
+
+// ---- whole values
+
+static bool g3__json_scalar(g3__json *j, int c)          // checks and takes a string, number or word that begins with c
+{
+    g3__str s;
+    bool whole;
+    if (c == '"') return g3__json_string(j, &s);
+    if (c != 't' && c != 'f' && c != 'n') return g3__json_number(j, &s, &whole);
+    return g3__json_word(j, "true") || g3__json_word(j, "false") || g3__json_word(j, "null") || g3__json_fail(j, "an unknown word");
+}
+
+// Checks and skips one value of any kind and leaves its text as it was. Open brackets are kept on a stack, not by recursion.
+static bool g3__json_skip(g3__json *j)
+{
+    int base = j->depth;
+    char kind[G3__JSON_DEPTH];                            // '{' or '[' per open level
+    g3__str key;
+    bool was = j->dry;
+    j->dry = true;
+    do {
+        if (j->depth > base && !(kind[j->depth - 1] == '{' ? g3__json_key(j, &key) : g3__json_item(j))) continue;
+        int c = g3__json_peek(j);
+        if (c != '{' && c != '[') g3__json_scalar(j, c);
+        else if (g3__json_open(j, (char)c)) kind[j->depth - 1] = (char)c;
+    } while (!j->failed && j->depth > base);
+    j->dry = was;
+    return !j->failed;
+}
+
+static bool g3__json_null(g3__json *j) { return g3__json_word(j, "null"); }
+
+static bool g3__json_end(g3__json *j)                    // nothing but white space may follow
+{
+    if (j->failed) return false;
+    g3__json_peek(j);
+    return j->p == j->end || g3__json_fail(j, "text after the end");
+}
+
+// ---- small objects by key: config.json and its kin, where order does not matter and a key twice is a mistake
+
+typedef struct g3__value { char *p; size_t n; } g3__value;       // the text of one value; p NULL: absent or null
+
+// The value of `key` in the object whose text is `object`; reading all of it finds a second one.
+static bool g3__json_get(g3__value object, const char *what, const char *key, g3__value *out, g3_error *err)
+{
+    g3__json j;
+    g3__str k;
+    bool found = false;
+    out->p = NULL;
+    out->n = 0;
+    if (!object.p) return true;
+    g3__json_init(&j, object.p, object.n, what, err);
+    j.dry = true;                                         // keys of interest have no escapes
+    if (!g3__json_object(&j)) return false;
+    while (g3__json_key(&j, &k)) {
+        char *from = j.p;
+        bool null = g3__json_peek(&j) == 'n';
+        if (!g3__json_skip(&j)) return false;
+        if (!g3__str_is(k, key)) continue;
+        if (found) return g3__fail(err, G3_ERR_FORMAT, "%s: the key \"%s\" stands there twice", what, key) == G3_OK;
+        found = true;
+        if (!null) { out->p = from; out->n = (size_t)(j.p - from); }
+    }
+    return !j.failed;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>safetensors
+// Owns the files that hold tensors: finds the shards of a checkpoint, reads their headers and makes one table of all
+// tensors with every offset checked. File layout: u64 header size N | N bytes of JSON | data (safetensors, "Format").
+
+typedef struct g3__tensor {
+    g3__str name;                      // first member: the key of the index
+    uint64_t dims[4], count;           // the first four dimensions; count: elements
+    uint64_t offset, bytes;            // where in its file
+    uint32_t file;
+    uint16_t rank;                     // as written; more than four dimensions are legal for tensors that nobody needs
+    uint8_t dtype;                     // place in g3__dtypes
+    bool unlisted;                     // in a shard, but not in the index's weight_map: not part of the model
+} g3__tensor;
+
+typedef struct g3__shards {
+    g3__source src;
+    int n_files;
+    g3__file *file;                    // [n_files], open as long as the model
+    uint64_t n;
+    g3__tensor *tensor;                // [n], file by file, by offset within each
+    g3__index index;                   // by name, unlisted ones left out
+} g3__shards;
+
+static const struct { const char *name; int bits; g3__format format; } g3__dtypes[] = {
+    {"F32", 32, G3__F32}, {"BF16", 16, G3__BF16}, {"F16", 16, G3__F16}, {"F8_E4M3", 8, G3__E4M3}, {"F8_E5M2", 8, G3__E5M2},
+    {"U8", 8, G3__U8}, {"I8", 8, G3__I8}, {"BOOL", 8, G3__OTHER}, {"F8_E8M0", 8, G3__OTHER}, {"F8_E4M3FNUZ", 8, G3__OTHER},
+    {"F8_E5M2FNUZ", 8, G3__OTHER}, {"F4", 4, G3__OTHER}, {"F6_E2M3", 6, G3__OTHER}, {"F6_E3M2", 6, G3__OTHER}, {"I16", 16, G3__OTHER},
+    {"U16", 16, G3__OTHER}, {"I32", 32, G3__OTHER}, {"U32", 32, G3__OTHER}, {"C64", 64, G3__OTHER}, {"F64", 64, G3__OTHER},
+    {"I64", 64, G3__OTHER}, {"U64", 64, G3__OTHER},
+};
+
+static g3__format g3__tensor_format(const g3__tensor *t) { return g3__dtypes[t->dtype].format; }
+
+enum { G3__HEADER_LIMIT = 100000000, G3__ENTRY_MIN = 49 };       // ENTRY_MIN: the bytes of the shortest entry, "":{"dtype":"U8","shape":[],"data_offsets":[0,0]}
+
+// ---- one header
+
+static bool g3__st_bad(const g3__file *f, g3__str tensor, const char *why, g3_error *err)
+{
+    return g3__fail(err, G3_ERR_FORMAT, "%s: tensor \"%.*s\": %s", f->name, G3__S(tensor), why) == G3_OK;
+}
+
+static bool g3__st_dtype(g3__json *j, g3__tensor *t)
+{
+    g3__str s;
+    if (!g3__json_string(j, &s)) return false;
+    for (int i = 0; i < G3__COUNT(g3__dtypes); i++)
+        if (g3__str_is(s, g3__dtypes[i].name)) { t->dtype = (uint8_t)i; return true; }
+    return g3__fail(j->err, G3_ERR_FORMAT, "%s: tensor \"%.*s\": unknown dtype \"%.*s\"", j->what, G3__S(t->name), G3__S(s)) == G3_OK;
+}
+
+static bool g3__st_shape(g3__json *j, const g3__file *f, g3__tensor *t)
+{
+    uint64_t d;
+    t->count = 1;
+    if (!g3__json_array(j)) return false;
+    while (g3__json_item(j)) {
+        if (!g3__json_u64(j, &d)) return false;
+        if (t->rank == UINT16_MAX) return g3__st_bad(f, t->name, "more dimensions than any tensor has", j->err);
+        if (t->rank < 4) t->dims[t->rank] = d;
+        t->rank++;
+        if (!g3__mul(t->count, d, &t->count)) return g3__st_bad(f, t->name, "its shape has more than 2^64 elements", j->err);
+    }
+    return !j->failed;
+}
+
+static bool g3__st_offsets(g3__json *j, const g3__file *f, g3__tensor *t)
+{
+    uint64_t at[2];
+    int n = 0;
+    if (!g3__json_array(j)) return false;
+    for (; g3__json_item(j); n++) {
+        if (n == 2) return g3__st_bad(f, t->name, "data_offsets has more than two numbers", j->err);
+        if (!g3__json_u64(j, &at[n])) return false;
+    }
+    if (j->failed) return false;
+    if (n != 2 || at[0] > at[1]) return g3__st_bad(f, t->name, "data_offsets is not [begin, end] with begin <= end", j->err);
+    t->offset = at[0];
+    t->bytes = at[1] - at[0];
+    return true;
+}
+
+static bool g3__st_entry(g3__json *j, const g3__file *f, g3__tensor *t)      // {"dtype": …, "shape": […], "data_offsets": [begin, end]}
+{
+    g3__str key;
+    int seen = 0;
+    uint64_t bits;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        int field = g3__str_is(key, "dtype") ? 1 : g3__str_is(key, "shape") ? 2 : g3__str_is(key, "data_offsets") ? 4 : 0;
+        if (seen & field) return g3__st_bad(f, t->name, "a field stands there twice", j->err);
+        seen |= field;
+        if (!(field == 1 ? g3__st_dtype(j, t) : field == 2 ? g3__st_shape(j, f, t) : field == 4 ? g3__st_offsets(j, f, t) : g3__json_skip(j))) return false;
+    }
+    if (j->failed) return false;
+    if (seen != 7) return g3__st_bad(f, t->name, "dtype, shape or data_offsets is missing", j->err);
+    if (!g3__mul(t->count, (uint64_t)g3__dtypes[t->dtype].bits, &bits) || bits % 8) return g3__st_bad(f, t->name, "its shape and dtype are not a whole number of bytes", j->err);
+    return bits / 8 == t->bytes || g3__st_bad(f, t->name, "its shape and dtype disagree with its data_offsets", j->err);
+}
+
+static bool g3__st_metadata(g3__json *j)                 // string to string only; nothing in it is needed
+{
+    g3__str s;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &s)) if (!g3__json_string(j, &s)) return false;
+    return !j->failed;
+}
+
+// An upper bound of the entries, so that the table is allocated once: objects directly inside the outermost one.
+static uint64_t g3__st_count(const char *text, uint64_t size)
+{
+    uint64_t n = 0, depth = 0;
+    bool string = false;
+    for (uint64_t i = 0; i < size; i++) {
+        if (text[i] == '\\' && string) i++;
+        else if (text[i] == '"') string = !string;
+        else if (string) continue;
+        else if (text[i] == '{') n += depth++ == 1;
+        else if (text[i] == '}' && depth) depth--;
+    }
+    return G3__MIN(n, size / G3__ENTRY_MIN + 1);
+}
+
+static bool g3__st_before(const g3__tensor *a, const g3__tensor *b) { return a->offset != b->offset ? a->offset < b->offset : a->bytes < b->bytes; }
+
+static void g3__st_sift(g3__tensor *t, uint64_t root, uint64_t n)
+{
+    for (uint64_t child; (child = 2 * root + 1) < n; root = child) {
+        if (child + 1 < n && g3__st_before(&t[child], &t[child + 1])) child++;
+        if (!g3__st_before(&t[root], &t[child])) return;
+        g3__tensor x = t[root]; t[root] = t[child]; t[child] = x;
+    }
+}
+
+static void g3__st_sort(g3__tensor *t, uint64_t n)       // heap sort: in place, n log n also on hostile input
+{
+    for (uint64_t i = n / 2; i-- > 0; ) g3__st_sift(t, i, n);
+    for (uint64_t i = n; i-- > 1; ) {
+        g3__tensor x = t[0]; t[0] = t[i]; t[i] = x;
+        g3__st_sift(t, 0, i);
+    }
+}
+
+// Sorted by offset the tensors must tile the data: no hole, no overlap, nothing left over.
+static bool g3__st_tile(const g3__file *f, g3__tensor *t, uint64_t n, uint64_t data, g3_error *err)
+{
+    uint64_t at = 0;
+    g3__st_sort(t, n);
+    for (uint64_t i = 0; i < n; i++) {
+        if (t[i].offset != at) return g3__st_bad(f, t[i].name, t[i].offset < at ? "its bytes overlap those of another tensor" : "bytes before it belong to no tensor", err);
+        if (t[i].bytes > f->size - data - at) return g3__st_bad(f, t[i].name, "its bytes lie past the end of the file: the file is cut, fetch it again", err);
+        at += t[i].bytes;
+        t[i].offset += data;
+    }
+    return data + at == f->size || g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes after its last tensor belong to nothing", f->name, (unsigned long long)(f->size - data - at)) == G3_OK;
+}
+
+typedef struct g3__header { g3__tensor *tensor; uint64_t n; } g3__header;
+
+static bool g3__st_entries(g3__json *j, const g3__file *f, uint32_t file, g3__header *h, uint64_t cap)
+{
+    g3__str key;
+    bool metadata = false;
+    while (g3__json_key(j, &key)) {
+        if (g3__str_is(key, "__metadata__")) {
+            if (metadata) return g3__st_bad(f, key, "it stands there twice", j->err);
+            metadata = true;
+            if (!g3__st_metadata(j)) return false;
+            continue;
+        }
+        if (h->n == cap) return g3__st_bad(f, key, "its entry is not an object", j->err);
+        g3__tensor *t = &h->tensor[h->n++];
+        t->name = key;
+        t->file = file;
+        if (!g3__st_entry(j, f, t)) return false;
+    }
+    return g3__json_end(j);
+}
+
+// The header of one file: its tensors in z, with absolute offsets, in file order. Their names point into its text, kept in `names`.
+static bool g3__st_header(const g3__file *f, uint32_t file, g3__zone *names, g3__zone *z, g3__header *h, g3_error *err)
+{
+    unsigned char head[8];
+    uint64_t size = 0;
+    g3__json j;
+    if (f->size < 8) return g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes are too few for a safetensors file", f->name, (unsigned long long)f->size) == G3_OK;
+    if (!g3__file_read(f, 0, head, 8, err)) return false;
+    for (int i = 0; i < 8; i++) size |= (uint64_t)head[i] << (8 * i);
+    if (size > G3__HEADER_LIMIT || size > f->size - 8)
+        return g3__fail(err, G3_ERR_FORMAT, "%s: a header of %llu bytes does not fit the file: not a safetensors file, or cut", f->name, (unsigned long long)size) == G3_OK;
+    char *text = (char *)g3__zone_alloc(names, size + 1, 1, err);
+    if (!text || !g3__file_read(f, 8, text, size, err)) return false;
+    uint64_t cap = g3__st_count(text, size);
+    h->n = 0;
+    h->tensor = (g3__tensor *)g3__zone_alloc(z, cap, sizeof *h->tensor, err);
+    if (!h->tensor) return false;
+    g3__json_init(&j, text, (size_t)size, f->name, err);
+    if (!g3__json_object(&j) || !g3__st_entries(&j, f, file, h, cap)) return false;
+    for (uint64_t i = 0; i < h->n; i++) text[h->tensor[i].name.p + h->tensor[i].name.n - text] = 0;      // over the closing quote: names are C strings too
+    return g3__st_tile(f, h->tensor, h->n, size + 8, err);
+}
+
+// ---- which files
+
+enum { G3__MAX_FILES = 1000 };
+#define G3__INDEX_NAME "model.safetensors.index.json"
+
+typedef struct g3__listed { g3__str name; uint32_t file; } g3__listed;       // one entry of an index's weight_map
+typedef struct g3__file_list { g3__str *name; uint32_t n; g3__index by_name; g3__listed *listed; uint64_t n_listed; } g3__file_list;
+
+static bool g3__plain_name(g3__str s)                    // one file name of the directory itself, no way out of it
+{
+    if (s.n > 200 || s.n < 13 || !g3__str_ends(s, ".safetensors")) return false;
+    for (size_t i = 0; i < s.n; i++)
+        if ((unsigned char)s.p[i] < 0x20 || s.p[i] == '/' || s.p[i] == '\\' || s.p[i] == ':' || s.p[i] == 0x7f) return false;
+    return true;
+}
+
+static bool g3__add_name(g3__file_list *l, g3__str name, uint32_t *place, g3_error *err)     // distinct names, in order of appearance
+{
+    int64_t at = g3__index_find(&l->by_name, name);
+    if (at < 0 && l->n == G3__MAX_FILES) return g3__fail(err, G3_ERR_FORMAT, G3__INDEX_NAME " names more than %d files", (int)G3__MAX_FILES) == G3_OK;
+    if (at < 0) {
+        l->name[at = l->n++] = name;
+        g3__index_put(&l->by_name, (uint32_t)at);
+    }
+    *place = (uint32_t)at;
+    return true;
+}
+
+static bool g3__str_before(g3__str a, g3__str b)
+{
+    int c = memcmp(a.p, b.p, G3__MIN(a.n, b.n));
+    return c ? c < 0 : a.n < b.n;
+}
+
+static void g3__sort_names(g3__file_list *l)             // by name, as the reference opens them; insertion sort: shards are few, and mostly in order
+{
+    uint16_t now[G3__MAX_FILES], place[G3__MAX_FILES];   // now: the old places in the new order; place: the way back
+    for (uint32_t i = 0; i < l->n; i++) {
+        uint32_t k = i;
+        for (; k && g3__str_before(l->name[i], l->name[now[k - 1]]); k--) now[k] = now[k - 1];
+        now[k] = (uint16_t)i;
+    }
+    for (uint32_t i = 0; i < l->n; i++) place[now[i]] = (uint16_t)i;
+    for (uint64_t e = 0; e < l->n_listed; e++) l->listed[e].file = place[l->listed[e].file];
+    for (uint32_t i = 0; i < l->n; i++)                  // follow each cycle of the permutation by swaps
+        while (place[i] != i) {
+            uint16_t to = place[i];
+            g3__str x = l->name[i]; l->name[i] = l->name[to]; l->name[to] = x;
+            place[i] = place[to]; place[to] = to;
+        }
+}
+
+static bool g3__weight_map(g3__json *j, g3__file_list *l)
+{
+    g3__str name, file;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &name)) {
+        if (!g3__json_string(j, &file)) return false;
+        if (!g3__plain_name(file)) return g3__fail(j->err, G3_ERR_FORMAT, G3__INDEX_NAME ": \"%.*s\" is no plain file name that ends in .safetensors", G3__S(file)) == G3_OK;
+        g3__listed *e = &l->listed[l->n_listed++];
+        e->name = name;
+        if (!g3__add_name(l, file, &e->file, j->err)) return false;
+    }
+    return !j->failed;
+}
+
+static bool g3__read_index(const g3__source *src, g3__file_list *l, g3__zone *z, g3_error *err)
+{
+    char *text;
+    size_t size;
+    g3__json j;
+    g3__str key;
+    bool map = false;
+    if (!g3__file_text(src, G3__INDEX_NAME, G3__HEADER_LIMIT, z, &text, &size, err)) return false;
+    l->listed = (g3__listed *)g3__zone_alloc(z, size / 19 + 1, sizeof *l->listed, err);       // the shortest entry, "":"a.safetensors", has 19 bytes
+    if (!l->listed) return false;
+    g3__json_init(&j, text, size, G3__INDEX_NAME, err);
+    if (!g3__json_object(&j)) return false;
+    while (g3__json_key(&j, &key)) {
+        bool here = g3__str_is(key, "weight_map");
+        if (here && map) return g3__fail(err, G3_ERR_FORMAT, G3__INDEX_NAME ": weight_map stands there twice") == G3_OK;
+        map = map || here;
+        if (!(here ? g3__weight_map(&j, l) : g3__json_skip(&j))) return false;
+    }
+    if (!g3__json_end(&j)) return false;
+    if (!l->n_listed) return g3__fail(err, G3_ERR_FORMAT, G3__INDEX_NAME ": weight_map is missing or empty") == G3_OK;
+    g3__sort_names(l);
+    return true;
+}
+
+static void g3__numbered_name(char *name, size_t size, int i, int n) { snprintf(name, size, "model-%05d-of-%05d.safetensors", i, n); }
+
+// Without an index: a complete numbered set. Its size is found by asking for the first two files of every size.
+static bool g3__numbered_set(const g3__source *src, g3__file_list *l, g3__zone *z, g3_error *err)
+{
+    char name[64];
+    int n = 0;
+    for (int k = 1; k <= G3__MAX_FILES; k++)
+        for (int i = 1; i <= G3__MIN(k, 2); i++) {
+            g3__numbered_name(name, sizeof name, i, k);
+            if (n == k || !g3__file_exists(src, name)) continue;
+            if (n) return g3__fail(err, G3_ERR_FORMAT, "%s: shards of two sets, of %d and of %d files, and no index that says which", g3__source_name(src), n, k) == G3_OK;
+            n = k;
+        }
+    if (!n) return g3__fail(err, G3_ERR_IO, "%s: no model.safetensors, no " G3__INDEX_NAME " and no numbered shards", g3__source_name(src)) == G3_OK;
+    for (int i = 1; i <= n; i++) {
+        g3__numbered_name(name, sizeof name, i, n);
+        l->name[l->n] = g3__str_c(g3__zone_text(z, g3__str_c(name), err));
+        if (!l->name[l->n++].p) return false;
+    }
+    return true;
+}
+
+static bool g3__list_files(const g3__source *src, g3__file_list *l, g3__zone *z, g3_error *err)
+{
+    memset(l, 0, sizeof *l);
+    l->name = (g3__str *)g3__zone_alloc(z, G3__MAX_FILES, sizeof *l->name, err);
+    if (!l->name || !g3__index_init(&l->by_name, z, G3__MAX_FILES, l->name, sizeof *l->name, err)) return false;
+    if (g3__file_exists(src, "model.safetensors")) { l->name[l->n++] = g3__str_c("model.safetensors"); return true; }
+    if (g3__file_exists(src, G3__INDEX_NAME)) return g3__read_index(src, l, z, err);
+    return g3__numbered_set(src, l, z, err);
+}
+
+// ---- all headers, one table
+
+static bool g3__st_check_listed(const g3__shards *s, const g3__file_list *l, g3__zone *temp, g3_error *err)
+{
+    g3__index seen;
+    if (!g3__index_init(&seen, temp, l->n_listed, l->listed, sizeof *l->listed, err)) return false;
+    for (uint64_t i = 0; i < l->n_listed; i++) {
+        const g3__listed *e = &l->listed[i];
+        int64_t at = g3__index_find(&s->index, e->name);
+        if (!g3__index_put(&seen, (uint32_t)i)) return g3__fail(err, G3_ERR_FORMAT, G3__INDEX_NAME ": tensor \"%.*s\" is listed twice", G3__S(e->name)) == G3_OK;
+        if (at < 0) return g3__fail(err, G3_ERR_FORMAT, "%s: tensor \"%.*s\" is not there, though " G3__INDEX_NAME " says so", s->file[e->file].name, G3__S(e->name)) == G3_OK;
+        if (s->tensor[at].file != e->file)
+            return g3__fail(err, G3_ERR_FORMAT, "tensor \"%.*s\" lies in %s, not in %s as " G3__INDEX_NAME " says", G3__S(e->name), s->file[s->tensor[at].file].name, s->file[e->file].name) == G3_OK;
+    }
+    if (l->n_listed)
+        for (uint64_t i = 0; i < s->n; i++) s->tensor[i].unlisted = g3__index_find(&seen, s->tensor[i].name) < 0;
+    return true;
+}
+
+static bool g3__st_index(g3__shards *s, g3__zone *keep, g3_error *err)
+{
+    if (!g3__index_init(&s->index, keep, s->n, s->tensor, sizeof *s->tensor, err)) return false;
+    for (uint64_t i = 0; i < s->n; i++)
+        if (!g3__index_put(&s->index, (uint32_t)i)) {
+            const g3__tensor *a = &s->tensor[g3__index_find(&s->index, s->tensor[i].name)], *b = &s->tensor[i];
+            if (a->file == b->file) return g3__st_bad(&s->file[b->file], b->name, "the name stands there twice", err);
+            return g3__fail(err, G3_ERR_FORMAT, "tensor \"%.*s\" is in two files, %s and %s", G3__S(b->name), s->file[a->file].name, s->file[b->file].name) == G3_OK;
+        }
+    return true;
+}
+
+// Opens every shard and reads its header. What stays lives in keep; on failure the caller frees both zones and calls g3__shards_close.
+static bool g3__shards_open(g3__shards *s, g3__zone *keep, g3__zone *temp, g3_error *err)
+{
+    g3__file_list list;
+    if (!g3__list_files(&s->src, &list, temp, err)) return false;
+    s->file = (g3__file *)g3__zone_alloc(keep, list.n, sizeof *s->file, err);
+    g3__header *head = (g3__header *)g3__zone_alloc(temp, list.n, sizeof *head, err);
+    if (!s->file || !head) return false;
+    for (uint32_t i = 0; i < list.n; i++) {
+        const char *name = g3__zone_text(keep, list.name[i], err);
+        if (!name || !g3__file_open(&s->src, name, &s->file[i], err)) return false;
+        s->n_files++;
+        if (!g3__st_header(&s->file[i], i, keep, list.n == 1 ? keep : temp, &head[i], err)) return false;
+        s->n += head[i].n;
+    }
+    s->tensor = list.n == 1 ? head[0].tensor : (g3__tensor *)g3__zone_alloc(keep, s->n, sizeof *s->tensor, err);
+    if (!s->tensor) return false;
+    for (uint64_t i = 0, at = 0; list.n > 1 && i < list.n; at += head[i++].n) memcpy(s->tensor + at, head[i].tensor, head[i].n * sizeof *s->tensor);
+    return g3__st_index(s, keep, err) && g3__st_check_listed(s, &list, temp, err);
+}
+
+static void g3__shards_close(g3__shards *s)
+{
+    for (int i = 0; i < s->n_files; i++) g3__file_close(&s->file[i]);
+    s->n_files = 0;
+}
+
+static const g3__tensor *g3__shards_find(const g3__shards *s, const char *name)          // NULL: absent, or not part of the model
+{
+    int64_t at = g3__index_find(&s->index, g3__str_c(name));
+    return at < 0 || s->tensor[at].unlisted ? NULL : &s->tensor[at];
+}
+
+static bool g3__tensor_read(const g3__shards *s, const g3__tensor *t, uint64_t from, void *dst, uint64_t size, g3_error *err)
+{
+    if (from > t->bytes || size > t->bytes - from) return g3__st_bad(&s->file[t->file], t->name, "read past its end", err);
+    return g3__file_read(&s->file[t->file], t->offset + from, dst, size, err);
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>tokenizer
+// Owns the way between text and ids: tokenizer.json in compact tables, encoding (added tokens, then byte-pair merging
+// with byte fallback), the bytes of a token, and streams of whole UTF-8 characters. >>render, the session and the
+// public text calls use it. After loading nothing here changes, so any number of threads may share it.
+//
+// Inside, a piece is kept as it is printed: U+2581 as a space, <0x0A> as that byte. Text is treated alike (a literal
+// U+2581 reads as a space), so that the bytes of a section and the bytes of the pieces compare directly.
+
+enum { G3__PIECE_VOCAB = 1, G3__PIECE_ADDED = 2, G3__PIECE_SPECIAL = 4, G3__PIECE_BYTE = 8, G3__PIECE_SPACED = 16, G3__PIECE_ODD = 32 };
+// VOCAB: in model.vocab; BYTE: one of <0x00> … <0xFF>; SPACED: holds a real space, which no section does: out of reach of
+// merging; ODD: some of its merges are in the table `odd`
+
+typedef struct g3__added { const char *p; uint32_t n; int id; } g3__added;      // as it stands in the file
+typedef struct g3__odd { uint32_t id, cut, rank; } g3__odd;                     // cut: bytes of the left part
+
+typedef struct g3__tok {
+    int n, bos, unk;                   // ids 0 … n-1 have a piece or are unused; bos, unk: -1 when the file has none
+    bool fuse_unk;
+    const char *text;                  // all pieces in the order of ids: id is text[at[id]] … text[at[id+1]]
+    const uint32_t *at;                // [n + 1]
+    uint8_t *flags;                    // [n]
+    uint32_t longest;                  // bytes of the longest piece of the vocabulary
+    uint32_t *slot, slot_mask, n_odd;  // the hash index of the vocabulary: an id and, above it, a tag from the hash
+    // A merge is a cut of the piece it makes. The rank is its place in the file's list, where the cuts of one piece stand
+    // together, longest left part first: one number and a set per piece hold them. Whatever stands elsewhere is in `odd`.
+    uint32_t *rank, *cuts;             // [n] rank of the first listed cut; bit c: the cut after character c + 1 is listed
+    const g3__odd *odd;                // [n_odd] sorted; the last of equal cuts counts
+    const g3__added *added;            // sorted by bytes, so that all with a common beginning stand together
+    uint32_t first[257];               // those that begin with byte b: added[first[b]] … added[first[b + 1] - 1]
+    int byte_id[256], ascii_id[128];   // -1: none
+    uint8_t joined[256][16];           // bit y of row x: some piece holds byte x before ASCII byte y
+} g3__tok;
+
+enum { G3__SLOT_BITS = 22, G3__MAX_PIECE = 65535, G3__BEYOND_ROWS = 65536 };    // ids below 2^22; how far added tokens may lie above the table's rows
+
+// ---- the index of the vocabulary
+
+static uint32_t *g3__tok_slot(const g3__tok *t, g3__str s)                      // where s is, or where it would go
+{
+    uint64_t h = g3__hash(s.p, s.n);
+    uint32_t i = (uint32_t)h & t->slot_mask, tag = (uint32_t)(h >> 32) & ~(((uint32_t)1 << G3__SLOT_BITS) - 1);
+    for (; t->slot[i]; i = (i + 1) & t->slot_mask) {
+        uint32_t id = (t->slot[i] ^ tag) - 1, at;
+        if (id >= (uint32_t)t->n) continue;                                     // another tag
+        at = t->at[id];
+        if (t->at[id + 1] - at == s.n && memcmp(t->text + at, s.p, s.n) == 0) break;
+    }
+    return &t->slot[i];
+}
+
+static int g3__tok_lookup(const g3__tok *t, g3__str s)                          // the id of a piece in its printed form, -1
+{
+    if (!s.n || s.n > t->longest) return -1;
+    uint32_t v = *g3__tok_slot(t, s);
+    return (int)(v & (((uint32_t)1 << G3__SLOT_BITS) - 1)) - 1;
+}
+
+static bool g3__tok_index(g3__tok *t, int id)                                   // false: its text is there already
+{
+    g3__str s = g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
+    uint32_t *v = g3__tok_slot(t, s);
+    if (*v) return false;
+    *v = ((uint32_t)(g3__hash(s.p, s.n) >> 32) & ~(((uint32_t)1 << G3__SLOT_BITS) - 1)) | ((uint32_t)id + 1);
+    return true;
+}
+
+// ---- one piece: from the file's spelling to the printed form
+
+static int g3__hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
+
+static int g3__byte_token(g3__str s)                                            // 0 … 255 for <0x00> … <0xFF>, -1 for anything else
+{
+    if (s.n != 6 || memcmp(s.p, "<0x", 3) || s.p[5] != '>' || g3__hex_digit(s.p[3]) < 0 || g3__hex_digit(s.p[4]) < 0) return -1;
+    return g3__hex_digit(s.p[3]) << 4 | g3__hex_digit(s.p[4]);
+}
+
+static size_t g3__piece_print(char *p, size_t n, uint8_t *flags)                // in place; the new size, which is never larger
+{
+    int byte = g3__byte_token(g3__str_make(p, n));
+    size_t out = 0;
+    if (byte >= 0) { *flags |= G3__PIECE_BYTE; p[0] = (char)byte; return 1; }
+    if (memchr(p, ' ', n)) *flags |= G3__PIECE_SPACED;
+    for (size_t i = 0; i < n; out++) {
+        bool block = n - i >= 3 && memcmp(p + i, "\xE2\x96\x81", 3) == 0;      // U+2581
+        p[out] = block ? ' ' : p[i];
+        i += block ? 3 : 1;
+    }
+    return out;
+}
+
+// ---- loading. The strings of the file are read where they stand; only the tables of g3__tok are kept.
+
+typedef struct g3__entry { uint32_t at; uint16_t n; uint8_t flags; } g3__entry; // a piece in the file's text; flags 0: no such id
+typedef struct g3__odds { struct g3__odds *next; uint32_t n; g3__odd item[1000]; } g3__odds;
+
+typedef struct g3__tok_file {
+    g3__tok *t;
+    g3__json j;
+    g3__zone *keep, *temp;
+    g3_error *err;
+    g3__added *added;                  // in the file's order until they are sorted; [n_added]
+    uint8_t *added_flags;
+    uint64_t n_added;
+    int rows, ids;                     // rows of the embedding table; ids: one more than the largest that may occur
+    g3__entry *entry;                  // [ids]
+    g3__odds *odds;
+    bool has_added, has_model, has_vocab, has_merges, has_type, has_normalizer;
+} g3__tok_file;
+
+static bool g3__tok_fail(g3__tok_file *f, g3_result code, const char *why)
+{
+    return g3__fail(f->err, code, "tokenizer.json: %s", why) == G3_OK;
+}
+
+static bool g3__tok_odd_value(g3__tok_file *f, const char *name, const char *what)   // a setting of another kind of tokenizer
+{
+    return g3__fail(f->err, G3_ERR_MODEL, "tokenizer.json: %s %s; only Gemma's byte-pair tokenizer is read", name, what) == G3_OK;
+}
+
+// ---- added tokens
+
+static bool g3__added_read(g3__tok_file *f, g3__added *a, uint8_t *flags)       // one object of the array "added_tokens"
+{
+    g3__json *j = &f->j;
+    g3__str key, s = G3__ZERO;
+    uint64_t id = UINT64_MAX;
+    bool yes;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        if (g3__str_is(key, "id")) g3__json_u64(j, &id);
+        else if (g3__str_is(key, "content")) g3__json_string(j, &s);
+        else if (g3__str_is(key, "special")) { if (g3__json_bool(j, &yes) && yes) *flags |= G3__PIECE_SPECIAL; }
+        else if (g3__str_is(key, "single_word") || g3__str_is(key, "lstrip") || g3__str_is(key, "rstrip")) {
+            if (g3__json_bool(j, &yes) && yes) return g3__tok_odd_value(f, "an added token", "strips or matches words only");
+        }
+        else g3__json_skip(j);
+    }
+    if (j->failed) return false;
+    if (!s.n || s.n > G3__MAX_PIECE) return g3__tok_fail(f, G3_ERR_FORMAT, "an added token is empty, has no \"content\", or is longer than 65535 bytes");
+    if (id >= (uint64_t)f->rows + G3__BEYOND_ROWS || id >= ((uint32_t)1 << G3__SLOT_BITS) - 1)
+        return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has no usable id: the model has %d rows", G3__S(s), f->rows) == G3_OK;
+    a->p = s.p;
+    a->n = (uint32_t)s.n;
+    a->id = (int)id;
+    f->ids = G3__MAX(f->ids, (int)id + 1);
+    return true;
+}
+
+static bool g3__added_all(g3__tok_file *f)
+{
+    uint64_t room = 0;
+    if (f->has_added) return g3__tok_fail(f, G3_ERR_FORMAT, "two lists of added tokens");
+    f->has_added = true;
+    if (!g3__json_array(&f->j)) return false;
+    while (g3__json_item(&f->j)) {
+        if (f->n_added == room) {                                               // twice the room; what was there stays in the zone
+            room = room ? 2 * room : 1024;
+            g3__added *more = (g3__added *)g3__zone_alloc(f->temp, room, sizeof *more, f->err);
+            uint8_t *flags = (uint8_t *)g3__zone_alloc(f->temp, room, 1, f->err);
+            if (!more || !flags) return false;
+            if (f->n_added) { memcpy(more, f->added, f->n_added * sizeof *more); memcpy(flags, f->added_flags, f->n_added); }
+            f->added = more;
+            f->added_flags = flags;
+        }
+        if (!g3__added_read(f, &f->added[f->n_added], &f->added_flags[f->n_added])) return false;
+        f->n_added++;
+    }
+    return !f->j.failed;
+}
+
+static int g3__added_order(const void *a, const void *b)
+{
+    const g3__added *x = (const g3__added *)a, *y = (const g3__added *)b;
+    int c = memcmp(x->p, y->p, G3__MIN(x->n, y->n));
+    return c ? c : (x->n > y->n) - (x->n < y->n);
+}
+
+// Copies the added tokens as they are matched, enters them among the pieces, and sorts them.
+static bool g3__added_keep(g3__tok_file *f)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < f->n_added; i++) bytes += f->added[i].n;
+    g3__added *kept = (g3__added *)g3__zone_alloc(f->keep, f->n_added, sizeof *kept, f->err);
+    char *text = (char *)g3__zone_alloc(f->keep, bytes, 1, f->err);
+    if (!kept || !text) return false;
+    for (uint64_t i = 0; i < f->n_added; i++) {
+        g3__added a = f->added[i];
+        g3__entry *e = &f->entry[a.id], add = G3__ZERO;
+        char *here = f->j.begin + (a.p - f->j.begin);                           // the file's text is ours to change
+        memcpy(text, a.p, a.n);
+        kept[i].p = text;
+        kept[i].n = a.n;
+        kept[i].id = a.id;
+        text += a.n;
+        add.at = (uint32_t)(here - f->j.begin);
+        add.n = (uint16_t)g3__piece_print(here, a.n, &add.flags);
+        if (e->flags && (e->n != add.n || memcmp(f->j.begin + e->at, here, add.n) || (e->flags & G3__PIECE_SPACED) != (add.flags & G3__PIECE_SPACED)))
+            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has the id %d of another piece", (int)G3__MIN(kept[i].n, 96u), kept[i].p, a.id) == G3_OK;
+        if (!e->flags) *e = add;
+        e->flags |= (uint8_t)(G3__PIECE_ADDED | f->added_flags[i]);
+    }
+    if (f->n_added) qsort(kept, (size_t)f->n_added, sizeof *kept, g3__added_order);
+    for (uint64_t i = 0; i < f->n_added; i++) {
+        if (i && g3__added_order(&kept[i - 1], &kept[i]) == 0)
+            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" is listed twice", (int)G3__MIN(kept[i].n, 96u), kept[i].p) == G3_OK;
+        f->t->first[(unsigned char)kept[i].p[0] + 1]++;
+    }
+    for (int b = 0; b < 256; b++) f->t->first[b + 1] += f->t->first[b];
+    f->t->added = kept;
+    return true;
+}
+
+// ---- the vocabulary
+
+static bool g3__vocab_read(g3__tok_file *f)                                     // the object "vocab": piece to id
+{
+    g3__json *j = &f->j;
+    g3__str s;
+    uint64_t id;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &s) && g3__json_u64(j, &id)) {
+        if (id >= (uint64_t)f->rows || id >= (uint64_t)f->ids)
+            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the piece \"%.*s\" has id %llu, but the model has %d rows", G3__S(s), (unsigned long long)id, f->rows) == G3_OK;
+        if (s.n > G3__MAX_PIECE) return g3__tok_fail(f, G3_ERR_FORMAT, "a piece is longer than 65535 bytes");
+        g3__entry *e = &f->entry[id];
+        if (e->flags) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: \"%.*s\" has id %llu, which another piece has too", G3__S(s), (unsigned long long)id) == G3_OK;
+        e->flags = G3__PIECE_VOCAB;
+        e->at = (uint32_t)(s.p - j->begin);
+        e->n = (uint16_t)g3__piece_print(j->begin + e->at, s.n, &e->flags);
+    }
+    return !j->failed;
+}
+
+// A section of text may be cut before an ASCII byte y after byte x if no piece holds x before y: no token reaches across.
+static bool g3__tok_cut(const g3__tok *t, const char *p)                        // between p[-1] and p[0]
+{
+    unsigned char x = (unsigned char)p[-1], y = (unsigned char)p[0];
+    return y < 0x80 && !(t->joined[x][y >> 3] >> (y & 7) & 1);
+}
+
+static void g3__joined_note(g3__tok *t, const char *p, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        unsigned char x = (unsigned char)p[i - 1], y = (unsigned char)p[i];
+        if (y < 0x80) t->joined[x][y >> 3] |= (uint8_t)(1u << (y & 7));
+    }
+}
+
+// What a byte of raw text may stand for: 0x81 may end a U+2581, which is kept as a space; any byte from 0x80 may be
+// invalid and become U+FFFD, which ends in 0xBD. Without all byte tokens runs of <unk> fuse: then nothing is cut.
+static void g3__joined_finish(g3__tok *t)
+{
+    bool all = true;
+    for (int b = 0; b < 256; b++) all = all && t->byte_id[b] >= 0;
+    if (!all) { memset(t->joined, 0xFF, sizeof t->joined); return; }
+    for (int k = 0; k < 16; k++) {
+        t->joined[0x81][k] |= t->joined[0x20][k];
+        for (int x = 0x80; x < 256; x++) t->joined[x][k] |= t->joined[0xBD][k];
+    }
+}
+
+static bool g3__vocab_enter(g3__tok_file *f, int id)                            // one piece into index, byte table and joined
+{
+    g3__tok *t = f->t;
+    g3__str s = g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
+    uint8_t flags = t->flags[id];
+    int *byte = flags & G3__PIECE_BYTE ? &t->byte_id[(unsigned char)s.p[0]] : NULL;
+    g3__joined_note(t, s.p, s.n);
+    if (byte) {
+        if (*byte >= 0) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the byte token of id %d is there twice", id) == G3_OK;
+        *byte = id;
+        return true;
+    }
+    if (!(flags & G3__PIECE_VOCAB)) {
+        int other = g3__tok_lookup(t, s);
+        if (other < 0 || flags & G3__PIECE_SPACED) return true;
+        return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has id %d, in the vocabulary it has %d", G3__S(s), id, other) == G3_OK;
+    }
+    if (!s.n || flags & G3__PIECE_SPACED) return true;
+    if (!g3__tok_index(t, id)) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the piece \"%.*s\" is listed twice", G3__S(s)) == G3_OK;
+    if (s.n == 1 && (unsigned char)s.p[0] < 0x80) t->ascii_id[(unsigned char)s.p[0]] = id;
+    return true;
+}
+
+static bool g3__vocab_keep(g3__tok_file *f)                                     // from the entries to the tables of g3__tok
+{
+    g3__tok *t = f->t;
+    uint64_t bytes = 0, slots = 16, n = 0, indexed = 0;
+    for (int id = 0; id < f->ids; id++) {
+        bool index = (f->entry[id].flags & (G3__PIECE_VOCAB | G3__PIECE_BYTE | G3__PIECE_SPACED)) == G3__PIECE_VOCAB;
+        bytes += f->entry[id].n;
+        indexed += index;
+        if (f->entry[id].flags) n = (uint64_t)id + 1;
+        if (index) t->longest = G3__MAX(t->longest, f->entry[id].n);
+    }
+    if (bytes > UINT32_MAX) return g3__tok_fail(f, G3_ERR_MODEL, "its pieces hold more than 4 GB");
+    while (slots < 2 * indexed) slots *= 2;
+    char *text = (char *)g3__zone_alloc(f->keep, bytes, 1, f->err);
+    uint32_t *at = (uint32_t *)g3__zone_alloc(f->keep, n + 1, sizeof *at, f->err);
+    uint8_t *flags = (uint8_t *)g3__zone_alloc(f->keep, n, 1, f->err);
+    t->rank = (uint32_t *)g3__zone_alloc(f->keep, n, sizeof *t->rank, f->err);
+    t->cuts = (uint32_t *)g3__zone_alloc(f->keep, n, sizeof *t->cuts, f->err);
+    t->slot = (uint32_t *)g3__zone_alloc(f->keep, slots, sizeof *t->slot, f->err);
+    if (!text || !at || !flags || !t->rank || !t->cuts || !t->slot) return false;
+    t->n = (int)n;
+    t->slot_mask = (uint32_t)slots - 1;
+    t->text = text;
+    t->at = at;
+    t->flags = flags;
+    for (uint64_t id = 0; id < n; id++) {
+        const g3__entry *e = &f->entry[id];
+        if (e->n) memcpy(text + at[id], f->j.begin + e->at, e->n);
+        at[id + 1] = at[id] + e->n;
+        flags[id] = e->flags;
+    }
+    for (int id = 0; id < t->n; id++)
+        if (flags[id] & G3__PIECE_VOCAB && !g3__vocab_enter(f, id)) return false;
+    for (int id = 0; id < t->n; id++)
+        if (flags[id] && !(flags[id] & G3__PIECE_VOCAB) && !g3__vocab_enter(f, id)) return false;
+    g3__joined_finish(t);
+    return true;
+}
+
+// ---- merges
+
+typedef struct g3__merges {            // where the walk through the list stands
+    g3__tok_file *f;
+    uint32_t place, last;              // rank of the next merge; the cut before it
+    int id;                            // the piece it made, -1: none yet
+    bool run;                          // it was in the run of that piece
+} g3__merges;
+
+static uint32_t g3__characters(const char *p, size_t n)
+{
+    uint32_t k = 0;
+    for (size_t i = 0; i < n; i++) k += ((unsigned char)p[i] & 0xC0) != 0x80;
+    return k;
+}
+
+static bool g3__merge_odd(g3__merges *m, uint32_t id, uint32_t cut)             // a merge that does not fit into rank and cuts
+{
+    g3__tok_file *f = m->f;
+    if (!f->odds || f->odds->n == (uint32_t)G3__COUNT(f->odds->item)) {
+        g3__odds *more = (g3__odds *)g3__zone_alloc(f->temp, 1, sizeof *more, f->err);
+        if (!more) return false;
+        more->next = f->odds;
+        f->odds = more;
+    }
+    g3__odd *o = &f->odds->item[f->odds->n++];
+    o->id = id;
+    o->cut = cut;
+    o->rank = m->place;
+    f->t->n_odd++;
+    f->t->flags[id] |= G3__PIECE_ODD;
+    return true;
+}
+
+// Piece id is made of its first `cut` bytes and the rest. Both must be pieces that merging can meet.
+static bool g3__merge_add(g3__merges *m, int id, uint32_t cut)
+{
+    g3__tok *t = m->f->t;
+    const char *p = t->text + t->at[id];
+    uint32_t n = t->at[id + 1] - t->at[id], c = g3__characters(p, cut) - 1;
+    if (g3__tok_lookup(t, g3__str_make(p, cut)) < 0 || g3__tok_lookup(t, g3__str_make(p + cut, n - cut)) < 0)
+        return g3__fail(m->f->err, G3_ERR_FORMAT, "tokenizer.json: merge %u joins \"%.*s\" and \"%.*s\", which are not both in the vocabulary", m->place, (int)G3__MIN(cut, 96u), p, (int)G3__MIN(n - cut, 96u), p + cut) == G3_OK;
+    bool starts = !t->cuts[id] && !(t->flags[id] & G3__PIECE_ODD) && c < 32, goes_on = m->run && m->id == id && c < m->last;
+    m->run = starts || goes_on;
+    if (starts) t->rank[id] = m->place;
+    if (m->run) t->cuts[id] |= (uint32_t)1 << c;
+    else if (!g3__merge_odd(m, (uint32_t)id, cut)) return false;
+    m->id = id;
+    m->last = c;
+    m->place++;
+    return true;
+}
+
+// Bytes of `piece` that stand spelled at *p, where a quote must end them; 0 if they do not, or if JSON escapes may be involved.
+static size_t g3__merge_spelled(char **p, const char *end, g3__str piece)
+{
+    size_t i = 0;
+    char *q = *p;
+    for (; i < piece.n && q < end && *q != '"'; i++) {
+        unsigned char c = (unsigned char)piece.p[i];
+        if (c == ' ' && end - q > 2 && memcmp(q, "\xE2\x96\x81", 3) == 0) q += 3;
+        else if (c > ' ' && c != '\\' && c == (unsigned char)*q) q++;
+        else return 0;
+    }
+    if (q >= end || *q != '"' || (i < piece.n && ((unsigned char)piece.p[i] & 0xC0) == 0x80)) return 0;
+    *p = q + 1;
+    return i;
+}
+
+static char *g3__merge_gap(char *p, const char *end, char want)                 // past white space and `want`; NULL: something else is there
+{
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) {
+        p++;
+        while (end - p >= 8 && memcmp(p, "        ", 8) == 0) p += 8;
+    }
+    return p < end && *p == want ? p + 1 : NULL;
+}
+
+// Takes ["left","right"] if left and right together spell piece id; else leaves the cursor alone. The list goes through
+// the pieces in the order of their ids, so that this way nearly all of it is compared and nothing looked up.
+static bool g3__merge_expect(g3__json *j, g3__str piece, uint32_t *cut)
+{
+    char *p = j->p;
+    const char *end = j->end;
+    if (!(p = g3__merge_gap(p, end, '[')) || !(p = g3__merge_gap(p, end, '"'))) return false;
+    size_t n = g3__merge_spelled(&p, end, piece);
+    if (!n || n == piece.n || !(p = g3__merge_gap(p, end, ',')) || !(p = g3__merge_gap(p, end, '"'))) return false;
+    if (g3__merge_spelled(&p, end, g3__str_skip(piece, n)) != piece.n - n || !(p = g3__merge_gap(p, end, ']'))) return false;
+    j->p = p;
+    *cut = (uint32_t)n;
+    return true;
+}
+
+static int g3__merge_next(g3__merges *m, uint32_t *cut)                         // the piece, if the cursor is at a merge of the last piece or of the one after it; -1
+{
+    const g3__tok *t = m->f->t;
+    for (int id = m->id; id >= 0 && id <= m->id + 1 && id < t->n; id++) {
+        g3__str piece = g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
+        bool plain = (t->flags[id] & (G3__PIECE_VOCAB | G3__PIECE_BYTE | G3__PIECE_SPACED)) == G3__PIECE_VOCAB;
+        if (plain && g3__merge_expect(&m->f->j, piece, cut)) return id;
+    }
+    return -1;
+}
+
+static bool g3__merge_read(g3__tok_file *f, g3__str *left, g3__str *right)      // ["a","b"] or "a b"
+{
+    g3__json *j = &f->j;
+    if (g3__json_peek(j) == '"') {
+        if (!g3__json_string(j, left)) return false;
+        const char *gap = left->n ? (const char *)memchr(left->p, ' ', left->n) : NULL;
+        if (!gap) return g3__tok_fail(f, G3_ERR_FORMAT, "a merge holds no space between its two pieces");
+        *right = g3__str_skip(*left, (size_t)(gap - left->p) + 1);
+        left->n = (size_t)(gap - left->p);
+        if (right->n && memchr(right->p, ' ', right->n)) return g3__tok_fail(f, G3_ERR_FORMAT, "a merge of more than two pieces");
+        return true;
+    }
+    int n = 0;
+    g3__str s;
+    if (!g3__json_array(j)) return false;
+    while (g3__json_item(j)) {
+        if (!g3__json_string(j, &s)) return false;
+        if (n++ == 0) *left = s;
+        else *right = s;
+    }
+    return !j->failed && (n == 2 || g3__tok_fail(f, G3_ERR_FORMAT, "a merge is not of two pieces"));
+}
+
+// Any merge: both parts are put side by side, in their printed form, where they stand in the file, and looked up.
+static bool g3__merge_any(g3__merges *m)
+{
+    g3__tok_file *f = m->f;
+    g3__str left = G3__ZERO, right = G3__ZERO;
+    uint8_t flags = 0;
+    if (!g3__merge_read(f, &left, &right)) return false;
+    char *p = f->j.begin + (left.p - f->j.begin), *q = f->j.begin + (right.p - f->j.begin);
+    if (!left.n || !right.n) return g3__tok_fail(f, G3_ERR_FORMAT, "a merge with an empty piece");
+    size_t a = g3__piece_print(p, left.n, &flags), b = g3__piece_print(q, right.n, &flags);
+    if (flags & G3__PIECE_BYTE) return g3__tok_odd_value(f, "a merge", "joins byte tokens");
+    memmove(p + a, q, b);
+    if (flags & G3__PIECE_SPACED) { m->place++; return true; }                  // no section holds a space: it counts and never applies
+    int id = g3__tok_lookup(f->t, g3__str_make(p, a + b));
+    if (id < 0) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: merge %u makes \"%.*s\", which is not in the vocabulary", m->place, (int)G3__MIN(a + b, (size_t)96), p) == G3_OK;
+    return g3__merge_add(m, id, (uint32_t)a);
+}
+
+static int g3__odd_order(const void *a, const void *b)
+{
+    const g3__odd *x = (const g3__odd *)a, *y = (const g3__odd *)b;
+    if (x->id != y->id) return x->id < y->id ? -1 : 1;
+    if (x->cut != y->cut) return x->cut < y->cut ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static bool g3__merges_read(g3__tok_file *f)                                    // the array "merges", after the vocabulary
+{
+    g3__merges m = G3__ZERO;
+    m.f = f;
+    m.id = -1;
+    if (!g3__json_array(&f->j)) return false;
+    while (g3__json_item(&f->j)) {
+        if (m.place == UINT32_MAX - 1) return g3__tok_fail(f, G3_ERR_MODEL, "too many merges");
+        uint32_t cut = 0;
+        int id = g3__merge_next(&m, &cut);
+        if (id >= 0 ? !g3__merge_add(&m, id, cut) : !g3__merge_any(&m)) return false;
+    }
+    if (f->j.failed) return false;
+    g3__odd *odd = (g3__odd *)g3__zone_alloc(f->keep, f->t->n_odd, sizeof *odd, f->err);
+    uint32_t n = 0;
+    if (!odd) return false;
+    for (const g3__odds *o = f->odds; o; o = o->next) {
+        memcpy(odd + n, o->item, o->n * sizeof *odd);
+        n += o->n;
+    }
+    if (n) qsort(odd, n, sizeof *odd, g3__odd_order);
+    f->t->odd = odd;
+    return true;
+}
+
+// ---- the file
+
+// A part that another one must come before: read now if it may be, else skipped and read when the rest is done.
+static bool g3__tok_later(g3__json *j, bool ready, g3__json *later, bool *waits)
+{
+    if (ready) return false;
+    *later = *j;
+    *waits = true;
+    g3__json_skip(j);
+    return true;
+}
+
+static bool g3__tok_vocab(g3__tok_file *f)
+{
+    if (f->has_vocab) return g3__tok_fail(f, G3_ERR_FORMAT, "two vocabularies");
+    f->has_vocab = true;
+    f->entry = (g3__entry *)g3__zone_alloc(f->temp, (uint64_t)f->ids, sizeof *f->entry, f->err);
+    return f->entry && g3__vocab_read(f) && g3__added_keep(f) && g3__vocab_keep(f);
+}
+
+static bool g3__tok_merges(g3__tok_file *f)
+{
+    if (f->has_merges) return g3__tok_fail(f, G3_ERR_FORMAT, "two lists of merges");
+    f->has_merges = true;
+    return g3__merges_read(f);
+}
+
+static bool g3__tok_setting(g3__tok_file *f, g3__str key)                       // the small members of "model"
+{
+    g3__json *j = &f->j;
+    g3__str s = G3__ZERO;
+    bool yes = false;
+    if (g3__json_null(j)) return true;
+    if (g3__str_is(key, "type")) {
+        f->has_type = true;
+        return g3__json_string(j, &s) && (g3__str_is(s, "BPE") || g3__tok_odd_value(f, "model.type", "is not BPE"));
+    }
+    if (g3__str_is(key, "continuing_subword_prefix") || g3__str_is(key, "end_of_word_suffix")) return g3__json_string(j, &s) && (!s.n || g3__tok_odd_value(f, "model", "marks parts of words"));
+    if (g3__str_is(key, "ignore_merges")) return g3__json_bool(j, &yes) && (!yes || g3__tok_odd_value(f, "model.ignore_merges", "is set"));
+    if (g3__str_is(key, "fuse_unk")) return g3__json_bool(j, &f->t->fuse_unk);
+    if (g3__str_is(key, "byte_fallback")) return g3__json_bool(j, &yes) && (yes || g3__tok_odd_value(f, "model.byte_fallback", "is off"));
+    if (g3__str_is(key, "dropout")) { double p = 0; return g3__json_f64(j, &p) && (p <= 0 || g3__tok_odd_value(f, "model.dropout", "is set")); }
+    return g3__json_skip(j);
+}
+
+static bool g3__tok_model(g3__tok_file *f)
+{
+    g3__json *j = &f->j, later, end;
+    g3__str key, unk = G3__ZERO;
+    bool waits = false;
+    if (f->has_model) return g3__tok_fail(f, G3_ERR_FORMAT, "two models");
+    f->has_model = true;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        bool ok = true;
+        if (g3__str_is(key, "vocab")) ok = g3__tok_vocab(f);
+        else if (g3__str_is(key, "merges")) ok = g3__tok_later(j, f->has_vocab, &later, &waits) || g3__tok_merges(f);
+        else if (g3__str_is(key, "unk_token")) ok = g3__json_null(j) || g3__json_string(j, &unk);
+        else ok = g3__tok_setting(f, key);
+        if (!ok || j->failed) return false;
+    }
+    if (j->failed) return false;
+    if (!f->has_vocab) return g3__tok_fail(f, G3_ERR_FORMAT, "the model has no \"vocab\"");
+    if (!f->has_type) return g3__tok_odd_value(f, "model.type", "is absent");
+    if (waits) {
+        end = *j;
+        *j = later;
+        if (!g3__tok_merges(f)) return false;
+        *j = end;
+    }
+    f->t->unk = g3__tok_lookup(f->t, unk);
+    return true;
+}
+
+static bool g3__tok_normalizer(g3__tok_file *f)                                 // must be: every space becomes U+2581
+{
+    static const char want[] = "must replace every space by U+2581 and do no more";
+    g3__json *j = &f->j;
+    g3__str key, s = G3__ZERO;
+    int right = 0;
+    f->has_normalizer = true;
+    if (g3__json_peek(j) != '{') return g3__tok_odd_value(f, "normalizer", want);
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        if (g3__str_is(key, "type")) right += g3__json_string(j, &s) && g3__str_is(s, "Replace");
+        else if (g3__str_is(key, "content")) right += g3__json_string(j, &s) && g3__str_is(s, "\xE2\x96\x81");
+        else if (g3__str_is(key, "pattern") && g3__json_peek(j) == '{') {
+            g3__json_object(j);
+            while (g3__json_key(j, &key)) right += g3__str_is(key, "String") && g3__json_string(j, &s) && g3__str_is(s, " ");
+        }
+        else return !j->failed && g3__tok_odd_value(f, "normalizer", want);
+        if (j->failed) return false;
+    }
+    return !j->failed && (right == 3 || g3__tok_odd_value(f, "normalizer", want));
+}
+
+// A splitter at spaces finds none after the normaliser, so it does nothing; any other kind would.
+static bool g3__tok_pre_tokenizer(g3__tok_file *f)
+{
+    g3__json *j = &f->j;
+    g3__str key, s = G3__ZERO;
+    int right = 0;
+    if (g3__json_null(j)) return true;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        if (g3__str_is(key, "type")) right += g3__json_string(j, &s) && g3__str_is(s, "Split");
+        else if (g3__str_is(key, "pattern") && g3__json_peek(j) == '{') {
+            g3__json_object(j);
+            while (g3__json_key(j, &key)) {
+                if (g3__str_is(key, "String")) right += g3__json_string(j, &s) && g3__str_is(s, " ");
+                else g3__json_skip(j);
+            }
+        }
+        else g3__json_skip(j);
+        if (j->failed) return false;
+    }
+    return !j->failed && (right == 2 || g3__tok_odd_value(f, "pre_tokenizer", "must be absent or split at spaces"));
+}
+
+static bool g3__tok_root(g3__tok_file *f)
+{
+    g3__json *j = &f->j, later;
+    g3__str key;
+    bool waits = false;
+    if (!g3__json_object(j)) return false;
+    while (g3__json_key(j, &key)) {
+        bool ok;
+        if (g3__str_is(key, "added_tokens")) ok = g3__added_all(f);
+        else if (g3__str_is(key, "normalizer")) ok = g3__tok_normalizer(f);
+        else if (g3__str_is(key, "pre_tokenizer")) ok = g3__tok_pre_tokenizer(f);
+        else if (g3__str_is(key, "model")) ok = g3__tok_later(j, f->has_added, &later, &waits) || g3__tok_model(f);
+        else ok = g3__json_skip(j);
+        if (!ok || j->failed) return false;
+    }
+    if (!g3__json_end(j)) return false;
+    if (waits) *j = later;
+    if (waits && !g3__tok_model(f)) return false;
+    if (!f->has_model) return g3__tok_fail(f, G3_ERR_FORMAT, "there is no \"model\" object");
+    return f->has_normalizer || g3__tok_odd_value(f, "normalizer", "is absent");
+}
+
+static int64_t g3__tok_find(const g3__tok *t, const char *piece);
+
+// The whole of tokenizer.json. `rows`: of the embedding table; a piece of the vocabulary at or above it is an error, an
+// added token is not. `text` is changed and no longer needed afterwards; what stays lies in `keep`.
+static bool g3__tok_load(g3__tok *t, char *text, size_t size, int rows, g3__zone *keep, g3__zone *temp, g3_error *err)
+{
+    g3__tok_file f = G3__ZERO;
+    memset(t, 0, sizeof *t);
+    memset(t->byte_id, 0xFF, sizeof t->byte_id);
+    memset(t->ascii_id, 0xFF, sizeof t->ascii_id);
+    t->bos = t->unk = -1;
+    f.t = t;
+    f.keep = keep;
+    f.temp = temp;
+    f.err = err;
+    f.rows = rows;
+    f.ids = G3__MIN(rows, (1 << G3__SLOT_BITS) - 1);
+    if (size > UINT32_MAX) return g3__tok_fail(&f, G3_ERR_FORMAT, "more than 4 GB");
+    g3__json_init(&f.j, text, size, "tokenizer.json", err);
+    if (!g3__tok_root(&f)) return false;
+    t->bos = (int)g3__tok_find(t, "<bos>");
+    return true;
+}
+
+// ---- single tokens
+
+static g3__str g3__tok_piece(const g3__tok *t, int id)                          // raw bytes as printed; p NULL: no such token
+{
+    if (id < 0 || id >= t->n || !t->flags[id]) return g3__str_make(NULL, 0);
+    return g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
+}
+
+static bool g3__tok_special(const g3__tok *t, int id)
+{
+    return id >= 0 && id < t->n && (t->flags[id] & G3__PIECE_SPECIAL) != 0;
+}
+
+// Sorted added tokens [*lo, *hi) share their first d bytes; keeps those whose next byte is c.
+static void g3__added_narrow(const g3__added *a, uint32_t *lo, uint32_t *hi, uint32_t d, unsigned char c)
+{
+    for (int upper = 0; upper < 2; upper++) {                                   // the first not below c, then the first above it
+        uint32_t l = *lo, h = *hi;
+        while (l < h) {
+            uint32_t mid = l + (h - l) / 2;
+            bool below = a[mid].n <= d || (unsigned char)a[mid].p[d] < c + (unsigned)upper;
+            if (below) l = mid + 1;
+            else h = mid;
+        }
+        if (upper) *hi = l;
+        else *lo = l;
+    }
+}
+
+static const g3__added *g3__added_longest(const g3__tok *t, const char *p, const char *end)   // that p begins with; NULL
+{
+    uint32_t lo = t->first[(unsigned char)*p], hi = t->first[(unsigned char)*p + 1];
+    const g3__added *best = NULL;
+    for (uint32_t d = 1; lo < hi; d++) {
+        if (t->added[lo].n == d) best = &t->added[lo];
+        if (p + d == end) break;
+        g3__added_narrow(t->added, &lo, &hi, d, (unsigned char)p[d]);
+    }
+    return best;
+}
+
+static int64_t g3__tok_find(const g3__tok *t, const char *piece)                // spelled as in the file; -1: none
+{
+    char text[256];
+    size_t n = strlen(piece);
+    uint8_t flags = 0;
+    const g3__added *a = n ? g3__added_longest(t, piece, piece + n) : NULL;
+    if (a && a->n == n) return a->id;
+    if (!n || n > sizeof text) return -1;
+    memcpy(text, piece, n);
+    n = g3__piece_print(text, n, &flags);
+    if (flags & G3__PIECE_BYTE) return t->byte_id[(unsigned char)text[0]];
+    return flags & G3__PIECE_SPACED ? -1 : g3__tok_lookup(t, g3__str_make(text, n));
+}
+
+// ---- UTF-8 that may be broken: each maximal invalid part counts as one U+FFFD (Unicode 3.9, as browsers and Python do)
+
+static bool g3__utf8_begins(const unsigned char *s, int n)                      // n (1 to 4) bytes are a character or the start of one
+{
+    unsigned char lead = s[0], low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80, high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (lead >= 0x80 && (lead < 0xC2 || lead > 0xF4)) return false;
+    if (n > (lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4)) return false;
+    if (n > 1 && (s[1] < low || s[1] > high)) return false;
+    for (int i = 2; i < n; i++)
+        if ((s[i] & 0xC0) != 0x80) return false;
+    return true;
+}
+
+static int g3__utf8_broken(const char *p, const char *end)                      // bytes of the invalid part at p, at least 1
+{
+    int n = 1;
+    while (n < 4 && n < end - p && g3__utf8_begins((const unsigned char *)p, n + 1)) n++;
+    return n;
+}
+
+typedef struct g3__utf8 { unsigned char tail[4]; int n; } g3__utf8;             // the start of a character that is not complete yet
+
+static int g3__utf8_flush(g3__utf8 *u, char *out)                               // the end: an incomplete tail is one U+FFFD
+{
+    int n = u->n ? 3 : 0;
+    if (n) memcpy(out, "\xEF\xBF\xBD", 3);
+    u->n = 0;
+    return n;
+}
+
+// The bytes of one token in, whole characters out: at most piece.n + 5 bytes when the piece is valid UTF-8 or a single
+// byte, as g3__tok_piece gives them, and at most 3 * piece.n + 3 for any bytes.
+static int g3__utf8_stream(g3__utf8 *u, g3__str piece, char *out)
+{
+    char *o = out;
+    for (size_t i = 0; i < piece.n; i++) {
+        u->tail[u->n++] = (unsigned char)piece.p[i];
+        if (!g3__utf8_begins(u->tail, u->n)) {
+            unsigned char last = u->tail[--u->n];
+            bool again = u->n > 0;                                              // it ends the part before it and may begin the next one
+            u->n = 1;
+            o += g3__utf8_flush(u, o);
+            if (again) { u->tail[u->n++] = last; if (!g3__utf8_begins(u->tail, 1)) o += g3__utf8_flush(u, o); }
+        }
+        if (u->n && g3__utf8_size((const char *)u->tail, (const char *)u->tail + u->n)) {
+            memcpy(o, u->tail, (size_t)u->n);
+            o += u->n;
+            u->n = 0;
+        }
+    }
+    return (int)(o - out);
+}
+
+// ---- merging. A stretch of text is a list of symbols; a heap holds the merges that are possible, lowest rank first and
+// leftmost among equals. A merge is taken if it still is what its left symbol would do; what it changes is entered anew.
+
+enum { G3__BPE_LOCAL = 1000, G3__BPE_PER_SYMBOL = 24 + 16 + 4 };                // symbols on the stack; bytes of scratch each: symbol, two in the heap, text
+static const uint32_t g3__bpe_none = UINT32_MAX;
+
+typedef struct g3__symbol { uint32_t at, prev, next, rank; int id, made; } g3__symbol;   // at: in the text; rank and made: of the merge with the next one
+
+typedef struct g3__bpe {
+    const g3__tok *t;
+    g3__symbol *symbol;                // [room]
+    uint64_t *heap;                    // [2 * room] rank << 32 | symbol
+    char *text;                        // [4 * room]
+    uint64_t room, n, used, heaped;    // n: symbols, counted on beyond room; used: bytes of text
+} g3__bpe;
+
+static uint32_t g3__bpe_odd_rank(const g3__tok *t, uint32_t id, uint32_t cut)   // the last of equal ones
+{
+    uint32_t lo = 0, hi = t->n_odd;
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        const g3__odd *o = &t->odd[mid];
+        if (o->id < id || (o->id == id && o->cut <= cut)) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo && t->odd[lo - 1].id == id && t->odd[lo - 1].cut == cut ? t->odd[lo - 1].rank : g3__bpe_none;
+}
+
+static uint32_t g3__bits_set(uint32_t v)
+{
+    v = v - (v >> 1 & 0x55555555u);
+    v = (v & 0x33333333u) + (v >> 2 & 0x33333333u);
+    return ((v + (v >> 4)) & 0x0F0F0F0Fu) * 0x01010101u >> 24;
+}
+
+// The merge whose left part is the first `cut` bytes of s. Its place: of the piece's first cut, plus the listed cuts right of this one.
+static uint32_t g3__bpe_rank(const g3__tok *t, g3__str s, uint32_t cut, int *made)
+{
+    int id = g3__tok_lookup(t, s);
+    *made = id;
+    if (id < 0) return g3__bpe_none;
+    if (t->flags[id] & G3__PIECE_ODD) {
+        uint32_t rank = g3__bpe_odd_rank(t, (uint32_t)id, cut);
+        if (rank != g3__bpe_none) return rank;
+    }
+    if (!t->cuts[id]) return g3__bpe_none;
+    uint32_t c = g3__characters(s.p, cut) - 1;
+    if (c > 31 || !(t->cuts[id] >> c & 1)) return g3__bpe_none;
+    return t->rank[id] + g3__bits_set(t->cuts[id] >> c >> 1);
+}
+
+static void g3__bpe_push(g3__bpe *b, uint64_t key)
+{
+    uint64_t i = b->heaped++, up;
+    for (; i && b->heap[up = (i - 1) / 2] > key; i = up) b->heap[i] = b->heap[up];
+    b->heap[i] = key;
+}
+
+static uint64_t g3__bpe_pop(g3__bpe *b)
+{
+    uint64_t top = b->heap[0], last = b->heap[--b->heaped], i = 0, k;
+    for (; (k = 2 * i + 1) < b->heaped; i = k) {
+        if (k + 1 < b->heaped && b->heap[k + 1] < b->heap[k]) k++;
+        if (b->heap[k] >= last) break;
+        b->heap[i] = b->heap[k];
+    }
+    b->heap[i] = last;
+    return top;
+}
+
+static void g3__bpe_pair(g3__bpe *b, uint32_t i)                                // what symbol i and its right neighbour would make
+{
+    g3__symbol *s = &b->symbol[i];
+    s->rank = g3__bpe_none;
+    if (s->next == g3__bpe_none) return;
+    uint32_t middle = b->symbol[s->next].at, after = b->symbol[s->next].next;
+    uint64_t end = after == g3__bpe_none ? b->used : b->symbol[after].at;
+    s->rank = g3__bpe_rank(b->t, g3__str_make(b->text + s->at, (size_t)(end - s->at)), middle - s->at, &s->made);
+    if (s->rank != g3__bpe_none) g3__bpe_push(b, (uint64_t)s->rank << 32 | i);
+}
+
+static void g3__bpe_merge(g3__bpe *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->symbol[i].prev = i - 1;                                              // 0 - 1 is g3__bpe_none
+        b->symbol[i].next = i + 1 < b->n ? i + 1 : g3__bpe_none;
+    }
+    b->heaped = 0;
+    for (uint32_t i = 0; i < b->n; i++) g3__bpe_pair(b, i);
+    while (b->heaped) {
+        uint64_t key = g3__bpe_pop(b);
+        uint32_t i = (uint32_t)key;
+        g3__symbol *s = &b->symbol[i];
+        if (s->rank != key >> 32) continue;                                     // a neighbour was quicker
+        g3__symbol *right = &b->symbol[s->next];
+        s->id = s->made;
+        s->next = right->next;
+        right->rank = g3__bpe_none;
+        if (s->next != g3__bpe_none) b->symbol[s->next].prev = i;
+        g3__bpe_pair(b, i);
+        if (s->prev != g3__bpe_none) g3__bpe_pair(b, s->prev);
+    }
+}
+
+// ---- from text to symbols
+
+static void g3__bpe_put(g3__bpe *b, int id, const char *p, size_t n)            // one symbol, or only counted when there is no room
+{
+    if (b->n < b->room) {
+        b->symbol[b->n].at = (uint32_t)b->used;
+        b->symbol[b->n].id = id;
+        memcpy(b->text + b->used, p, n);
+        b->used += n;
+    }
+    b->n++;
+}
+
+// A character the vocabulary lacks: its bytes as byte tokens; without those <unk>, or nothing. Their text is a byte that
+// no piece holds, so that they never merge.
+static void g3__bpe_unknown(g3__bpe *b, const char *p, int n, bool *unk)
+{
+    const g3__tok *t = b->t;
+    bool all = true, fuse = *unk && t->fuse_unk;
+    for (int i = 0; i < n; i++) all = all && t->byte_id[(unsigned char)p[i]] >= 0;
+    for (int i = 0; i < n && all; i++) g3__bpe_put(b, t->byte_id[(unsigned char)p[i]], "\xFF", 1);
+    *unk = !all && t->unk >= 0;
+    if (*unk && !fuse) g3__bpe_put(b, t->unk, "\xFF", 1);
+}
+
+// Symbols from p up to where the text may be cut, at the latest `end`; returns that place.
+static const char *g3__bpe_fill(g3__bpe *b, const char *p, const char *end)
+{
+    const char *begin = p;
+    bool unk = false;
+    b->n = b->used = 0;
+    while (p < end && (p == begin || !g3__tok_cut(b->t, p))) {
+        int n = g3__utf8_size(p, end), id;
+        const char *s = n ? p : "\xEF\xBF\xBD";
+        if (n == 3 && memcmp(p, "\xE2\x96\x81", 3) == 0) s = " ";
+        p += n ? n : g3__utf8_broken(p, end);
+        n = s[0] == ' ' ? 1 : n ? n : 3;
+        id = n == 1 ? b->t->ascii_id[(unsigned char)s[0]] : g3__tok_lookup(b->t, g3__str_make(s, (size_t)n));
+        if (id < 0) { g3__bpe_unknown(b, s[0] == ' ' ? "\xE2\x96\x81" : s, s[0] == ' ' ? 3 : n, &unk); continue; }
+        g3__bpe_put(b, id, s, (size_t)n);
+        unk = false;
+    }
+    return p;
+}
+
+typedef struct g3__ids { int *id; int64_t cap, n; } g3__ids;                    // n goes on beyond cap; nothing is written there
+
+static void g3__ids_put(g3__ids *out, int id)
+{
+    if (out->n < out->cap) out->id[out->n] = id;
+    out->n++;
+}
+
+static void g3__bpe_finish(g3__bpe *b, g3__ids *out)
+{
+    g3__bpe_merge(b);
+    for (uint32_t i = 0; b->n && i != g3__bpe_none; i = b->symbol[i].next) g3__ids_put(out, b->symbol[i].id);
+}
+
+static bool g3__bpe_long(const g3__tok *t, const g3_allocator *a, const char *p, const char *end, uint64_t n, g3__ids *out, g3_error *err)
+{
+    g3__bpe b = G3__ZERO;                                                       // a stretch of n symbols: more than the stack holds
+    uint64_t bytes = n * G3__BPE_PER_SYMBOL;
+    char *scratch = NULL;
+    if (n < UINT32_MAX / 4 && bytes <= SIZE_MAX) scratch = (char *)a->alloc_fn(a->user, (size_t)bytes, G3__ALIGN);
+    if (!scratch) return g3__fail(err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise %llu characters without a break", (unsigned long long)bytes, (unsigned long long)n) == G3_OK;
+    b.t = t;
+    b.room = n;
+    b.heap = (uint64_t *)(void *)scratch;
+    b.symbol = (g3__symbol *)(void *)(scratch + 16 * n);
+    b.text = scratch + 40 * n;
+    g3__bpe_fill(&b, p, end);
+    g3__bpe_finish(&b, out);
+    a->free_fn(a->user, scratch, (size_t)bytes);
+    return true;
+}
+
+// The text between two added tokens: one byte-pair word in principle, merged stretch by stretch as no merge crosses a cut.
+static bool g3__tok_section(const g3__tok *t, const g3_allocator *a, const char *p, const char *end, g3__ids *out, g3_error *err)
+{
+    g3__symbol symbol[G3__BPE_LOCAL];
+    uint64_t heap[2 * G3__BPE_LOCAL];
+    char text[4 * G3__BPE_LOCAL];
+    g3__bpe b = G3__ZERO;
+    b.t = t;
+    b.symbol = symbol;
+    b.heap = heap;
+    b.text = text;
+    b.room = G3__BPE_LOCAL;
+    while (p < end) {
+        const char *next = g3__bpe_fill(&b, p, end);
+        if (b.n <= b.room) g3__bpe_finish(&b, out);
+        else if (!g3__bpe_long(t, a, p, next, b.n, out, err)) return false;
+        p = next;
+    }
+    return true;
+}
+
+// ---- encoding: the count of ids, of which the first `cap` are written; or a g3_result below 0. Text of ordinary words
+// allocates nothing; a longer stretch without a cut takes G3__BPE_PER_SYMBOL bytes for each of its characters.
+static int64_t g3__tok_encode(const g3__tok *t, const g3_allocator *a, const char *text, size_t size, int flags, int *ids, int64_t cap, g3_error *err)
+{
+    const char *end = text + size, *section = text, *p = text;
+    g3__ids out;
+    out.id = ids;
+    out.cap = cap;
+    out.n = 0;
+    if (flags & G3_TOKENIZE_BOS && t->bos < 0) return g3__fail(err, G3_ERR_MODEL, "tokenizer.json has no <bos>, so none can be put in front");
+    if (flags & G3_TOKENIZE_BOS) g3__ids_put(&out, t->bos);
+    while (p < end) {
+        const g3__added *hit = t->first[(unsigned char)*p] < t->first[(unsigned char)*p + 1] ? g3__added_longest(t, p, end) : NULL;
+        bool literal = hit && !(flags & G3_TOKENIZE_SPECIAL) && t->flags[hit->id] & G3__PIECE_SPECIAL;
+        if (!hit) { p++; continue; }
+        if (literal) { p += hit->n; continue; }                                 // control tokens in plain text are text
+        if (!g3__tok_section(t, a, section, p, &out, err)) return G3_ERR_MEMORY;
+        g3__ids_put(&out, hit->id);
+        section = p += hit->n;
+    }
+    return g3__tok_section(t, a, section, end, &out, err) ? out.n : (int64_t)G3_ERR_MEMORY;
+}
+// ------------------------------------------------------------------------------------------------------------------
+// >>model
+// Owns the step from files to a Gemma 3: config.json in all its styles becomes shapes, tensors under all their names become
+// the weights of layers. Everything is checked against the one family this header runs. No weight is read here.
+
+// ---- config.json
+
+typedef struct g3__vision_config {
+    int layers, dim, ffn, heads, image, patch;           // image, patch: pixels a side; three channels
+    int tokens;                                          // soft tokens of one picture
+    float eps;
+} g3__vision_config;
+
+typedef struct g3__config {
+    int layers, dim, ffn, heads, kv_heads, head_dim, vocab, window, max_context;    // vocab: at first config.json's, then the rows of the table
+    float eps, attn_scale, embed_scale;                  // attn_scale: query_pre_attn_scalar^-0.5; embed_scale: sqrt(dim) rounded to bf16
+    float theta_full, factor_full, theta_sliding, factor_sliding;
+    bool tied;                                           // tie_word_embeddings
+    bool *full;                                          // [layers] global attention, else a sliding window
+    bool multimodal, has_vision;                         // the architecture, and whether a vision_config describes a tower
+    int boi, eoi, image_token;                           // ids that frame and stand for a picture
+    g3__vision_config vision;
+    int stop[16], n_stop;                                // eos_token_id
+} g3__config;
+
+// Where the settings are read from: inside text_config first, then at the top level.
+typedef struct g3__settings { g3__value inner, top; const char *what; g3_error *err; bool failed; } g3__settings;
+
+static bool g3__set_fail(g3__settings *s, const char *key, const char *why)
+{
+    if (!s->failed) g3__fail(s->err, G3_ERR_MODEL, "%s: %s: %s", s->what, key, why);
+    s->failed = true;
+    return false;
+}
+
+static bool g3__set_find(g3__settings *s, const char *key, g3__value *v)     // false: absent, or the file is at fault
+{
+    v->p = NULL;
+    if (s->failed) return false;
+    if (!g3__json_get(s->inner, s->what, key, v, s->err)) s->failed = true;
+    if (!s->failed && !v->p && !g3__json_get(s->top, s->what, key, v, s->err)) s->failed = true;
+    return !s->failed && v->p;
+}
+
+static double g3__set_number(g3__settings *s, const char *key, double otherwise, double low, double high)
+{
+    g3__value v;
+    g3__json j;
+    double x;
+    char why[96];
+    if (!g3__set_find(s, key, &v)) return otherwise;
+    g3__json_init(&j, v.p, v.n, s->what, NULL);
+    if (!g3__json_f64(&j, &x)) { g3__set_fail(s, key, "expected a number"); return otherwise; }
+    if (x >= low && x <= high) return x;
+    snprintf(why, sizeof why, "%g is outside %g to %g", x, low, high);
+    g3__set_fail(s, key, why);
+    return otherwise;
+}
+
+static int g3__set_int(g3__settings *s, const char *key, int otherwise, int low, int high)       // 10000 or 10000.0
+{
+    double x = g3__set_number(s, key, otherwise, low, high);
+    if (x != floor(x)) g3__set_fail(s, key, "expected a whole number");
+    return s->failed ? otherwise : (int)x;
+}
+
+static bool g3__set_bool(g3__settings *s, const char *key, bool otherwise)
+{
+    g3__value v;
+    g3__json j;
+    bool b;
+    if (!g3__set_find(s, key, &v)) return otherwise;
+    g3__json_init(&j, v.p, v.n, s->what, NULL);
+    if (!g3__json_bool(&j, &b)) g3__set_fail(s, key, "expected true or false");
+    return !s->failed && b;
+}
+
+static bool g3__set_string(g3__settings *s, const char *key, g3__str *out)   // false: absent
+{
+    g3__value v;
+    g3__json j;
+    if (!g3__set_find(s, key, &v)) return false;
+    g3__json_init(&j, v.p, v.n, s->what, NULL);
+    j.dry = true;
+    return g3__json_string(&j, out) || g3__set_fail(s, key, "expected a string");
+}
+
+static g3__settings g3__set_object(g3__settings *s, const char *key)          // a nested object as settings of its own; inner.p NULL: absent
+{
+    g3__settings in = *s;
+    in.top.p = NULL;
+    in.inner.p = NULL;
+    if (g3__set_find(s, key, &in.inner) && in.inner.p[0] != '{') { g3__set_fail(s, key, "expected an object"); in.inner.p = NULL; }
+    in.failed = s->failed;
+    return in;
+}
+
+static void g3__set_ids(g3__settings *s, const char *key, int *ids, int *n, int cap)             // a number or a list of numbers, added to ids
+{
+    g3__value v;
+    g3__json j;
+    uint64_t id;
+    if (!g3__set_find(s, key, &v)) return;
+    g3__json_init(&j, v.p, v.n, s->what, NULL);
+    bool list = g3__json_peek(&j) == '[';
+    if (list) g3__json_array(&j);
+    while (!j.failed && (!list || g3__json_item(&j))) {
+        if (!g3__json_u64(&j, &id) || id > INT_MAX) { g3__set_fail(s, key, "expected a token id or a list of them"); return; }
+        if (*n < cap) ids[(*n)++] = (int)id;
+        if (!list) return;
+    }
+    if (j.failed) g3__set_fail(s, key, "expected a token id or a list of them");
+}
+
+static void g3__set_refuse(g3__settings *s)              // what a Gemma 3 never has (SPEC-text 1.5)
+{
+    g3__value v;
+    g3__str a;
+    if (g3__set_bool(s, "use_bidirectional_attention", false)) g3__set_fail(s, "use_bidirectional_attention", "embedding models without a causal mask are not supported");
+    if (g3__set_bool(s, "attention_bias", false)) g3__set_fail(s, "attention_bias", "attention with biases is not supported");
+    if (g3__set_find(s, "attn_logit_softcapping", &v)) g3__set_fail(s, "attn_logit_softcapping", "soft caps are not supported (no Gemma 3 has them)");
+    if (g3__set_find(s, "final_logit_softcapping", &v)) g3__set_fail(s, "final_logit_softcapping", "soft caps are not supported (no Gemma 3 has them)");
+    if ((g3__set_string(s, "hidden_activation", &a) || g3__set_string(s, "hidden_act", &a)) && !g3__str_is(a, "gelu_pytorch_tanh"))
+        g3__set_fail(s, "hidden_activation", "only gelu_pytorch_tanh is supported");
+}
+
+static float g3__rope_factor(g3__settings *rope)         // of one rope block; "type" is the older spelling of "rope_type"
+{
+    g3__str kind;
+    if (!g3__set_string(rope, "rope_type", &kind) && !g3__set_string(rope, "type", &kind)) return 1;
+    if (g3__str_is(kind, "default")) return 1;
+    if (!g3__str_is(kind, "linear")) { g3__set_fail(rope, "rope_type", "only \"default\" and \"linear\" are supported"); return 1; }
+    g3__value v;
+    if (!g3__set_find(rope, "factor", &v)) { g3__set_fail(rope, "factor", "linear rope scaling needs it"); return 1; }
+    return (float)g3__set_number(rope, "factor", 1, 1e-6, 1e6);
+}
+
+// Old files: rope_theta, rope_local_base_freq, rope_scaling (for the full layers). New ones: rope_parameters by kind of layer.
+// Where both stand, rope_scaling's keys win over full_attention's; the sliding layers never inherit anything from it.
+static void g3__config_rope(g3__config *c, g3__settings *s)
+{
+    g3__settings all = g3__set_object(s, "rope_parameters"), full = g3__set_object(&all, "full_attention"), slide = g3__set_object(&all, "sliding_attention");
+    g3__settings old = g3__set_object(s, "rope_scaling");
+    g3__value v;
+    c->theta_full = (float)g3__set_number(s, "rope_theta", 1e6, 1e-3, 1e12);
+    c->theta_sliding = (float)g3__set_number(s, "rope_local_base_freq", 1e4, 1e-3, 1e12);
+    c->theta_full = (float)g3__set_number(&full, "rope_theta", c->theta_full, 1e-3, 1e12);
+    c->theta_sliding = (float)g3__set_number(&slide, "rope_theta", c->theta_sliding, 1e-3, 1e12);
+    c->factor_sliding = g3__rope_factor(&slide);
+    if (g3__set_find(&old, "rope_type", &v) || g3__set_find(&old, "type", &v)) c->factor_full = g3__rope_factor(&old);
+    else c->factor_full = g3__rope_factor(&full);
+    s->failed = s->failed || all.failed || full.failed || slide.failed || old.failed;
+}
+
+static void g3__config_layers(g3__config *c, g3__settings *s)                 // layer_types, else every p-th layer is full
+{
+    g3__value v;
+    g3__json j;
+    g3__str kind;
+    int n = 0, p = g3__set_int(s, "sliding_window_pattern", 6, 1, 1 << 20);
+    if (!g3__set_find(s, "layer_types", &v)) {
+        for (int i = 0; i < c->layers && !s->failed; i++) c->full[i] = (i + 1) % p == 0;
+        return;
+    }
+    g3__json_init(&j, v.p, v.n, s->what, NULL);
+    j.dry = true;
+    if (!g3__json_array(&j)) g3__set_fail(s, "layer_types", "expected a list");
+    for (; g3__json_item(&j); n++) {
+        bool ok = g3__json_string(&j, &kind), full = ok && g3__str_is(kind, "full_attention");
+        if (!ok || (!full && !g3__str_is(kind, "sliding_attention"))) { g3__set_fail(s, "layer_types", "only \"full_attention\" and \"sliding_attention\" are supported"); return; }
+        if (n < c->layers) c->full[n] = full;
+    }
+    if (n != c->layers) g3__set_fail(s, "layer_types", "its length is not num_hidden_layers");
+}
+
+static void g3__config_vision(g3__config *c, g3__settings *s)                 // defaults: SiglipVisionConfig
+{
+    g3__settings v = g3__set_object(s, "vision_config");
+    g3__vision_config *o = &c->vision;
+    g3__str act;
+    s->failed = s->failed || v.failed;
+    if (!v.inner.p) return;
+    c->has_vision = true;
+    o->dim = g3__set_int(&v, "hidden_size", 768, 1, 1 << 16);
+    o->ffn = g3__set_int(&v, "intermediate_size", 3072, 1, 1 << 18);
+    o->layers = g3__set_int(&v, "num_hidden_layers", 12, 1, 256);
+    o->heads = g3__set_int(&v, "num_attention_heads", 12, 1, 256);
+    o->image = g3__set_int(&v, "image_size", 224, 1, 8192);
+    o->patch = g3__set_int(&v, "patch_size", 16, 1, 256);
+    o->eps = (float)g3__set_number(&v, "layer_norm_eps", 1e-6, 1e-30, 1);
+    o->tokens = g3__set_int(s, "mm_tokens_per_image", 256, 1, 1 << 16);
+    if (g3__set_int(&v, "num_channels", 3, 1, 64) != 3) g3__set_fail(&v, "num_channels", "only three channels are supported");
+    if (g3__set_string(&v, "hidden_act", &act) && !g3__str_is(act, "gelu_pytorch_tanh")) g3__set_fail(&v, "hidden_act", "only gelu_pytorch_tanh is supported");
+    int grid = o->image / o->patch, side = (int)sqrt((double)o->tokens);
+    if (!v.failed && (o->image % o->patch || side * side != o->tokens || side > grid || grid % side || o->dim % o->heads || o->dim / o->heads % 2))
+        g3__set_fail(&v, "vision_config", "image_size, patch_size, mm_tokens_per_image and heads do not divide");
+    s->failed = s->failed || v.failed;
+}
+
+static void g3__config_kind(g3__config *c, g3__settings *s)                   // is it a Gemma 3 at all, and which of the two architectures
+{
+    g3__str type;
+    g3__value arch;
+    g3__settings top = *s;
+    top.inner.p = NULL;                                  // text_config has a model_type of its own
+    bool typed = g3__set_string(&top, "model_type", &type), listed = !top.failed && g3__set_find(&top, "architectures", &arch);
+    s->failed = s->failed || top.failed;
+    if (typed) {
+        c->multimodal = g3__str_is(type, "gemma3");
+        if (!c->multimodal && !g3__str_is(type, "gemma3_text")) g3__set_fail(s, "model_type", "only \"gemma3\" and \"gemma3_text\" run here");
+        return;
+    }
+    g3__str list = listed ? g3__str_make(arch.p, arch.n) : g3__str_c("");
+    for (size_t i = 0; i < list.n && !c->multimodal; i++) c->multimodal = g3__str_starts(g3__str_skip(list, i), "\"Gemma3ForConditionalGeneration\"");
+    for (size_t i = 0; i < list.n; i++) if (g3__str_starts(g3__str_skip(list, i), "\"Gemma3ForCausalLM\"")) return;
+    if (!c->multimodal) g3__set_fail(s, "model_type", "absent, and architectures names no Gemma 3");
+}
+
+static void g3__config_quant(g3__settings *s)            // only the method counts; the tensors decide all the rest
+{
+    g3__settings q = g3__set_object(s, "quantization_config");
+    g3__str method;
+    char why[160];
+    if (g3__set_string(&q, "quant_method", &method) && !g3__str_is(method, "bitsandbytes")) {
+        snprintf(why, sizeof why, "\"%.*s\" is not supported; bitsandbytes 4-bit and unquantised weights are", (int)G3__MIN(method.n, (size_t)40), method.p);
+        g3__set_fail(&q, "quant_method", why);
+    }
+    s->failed = s->failed || q.failed;
+}
+
+static void g3__config_shapes(g3__config *c, g3__settings *s)                 // defaults: Gemma3TextConfig; released files rely on them
+{
+    c->vocab = g3__set_int(s, "vocab_size", 262208, 1, 1 << 30);
+    c->dim = g3__set_int(s, "hidden_size", 2304, 2, 1 << 20);
+    c->ffn = g3__set_int(s, "intermediate_size", 9216, 1, 1 << 22);
+    c->layers = g3__set_int(s, "num_hidden_layers", 26, 1, 1024);
+    c->heads = g3__set_int(s, "num_attention_heads", 8, 1, 1024);
+    c->kv_heads = g3__set_int(s, "num_key_value_heads", 4, 1, 1024);
+    c->head_dim = g3__set_int(s, "head_dim", 256, 2, 1024);                   // never derived from hidden_size
+    c->window = g3__set_int(s, "sliding_window", 4096, 1, 1 << 30);
+    c->max_context = g3__set_int(s, "max_position_embeddings", 131072, 1, 1 << 30);
+    c->eps = (float)g3__set_number(s, "rms_norm_eps", 1e-6, 1e-30, 1);
+    c->attn_scale = (float)(1 / sqrt(g3__set_number(s, "query_pre_attn_scalar", 256, 1e-6, 1e9)));
+    c->embed_scale = g3__bf16_to_f32(g3__f32_to_bf16((float)sqrt((double)c->dim)));
+    if (c->heads % c->kv_heads) g3__set_fail(s, "num_attention_heads", "not a multiple of num_key_value_heads");
+    if (c->head_dim % 2) g3__set_fail(s, "head_dim", "odd head sizes cannot be rotated");
+}
+
+// Reads config.json's text; c->full is allocated in z. The text is left as it was.
+static bool g3__config_read(g3__config *c, char *text, size_t size, g3__zone *z, g3_error *err)
+{
+    g3__json j;
+    g3__settings s;
+    memset(c, 0, sizeof *c);
+    memset(&s, 0, sizeof s);
+    g3__json_init(&j, text, size, "config.json", err);
+    if (g3__json_peek(&j) != '{') return g3__json_fail(&j, "expected an object");
+    if (!g3__json_skip(&j) || !g3__json_end(&j)) return false;
+    s.what = "config.json";
+    s.err = err;
+    s.top.p = text;
+    s.top.n = size;
+    g3__settings inner = g3__set_object(&s, "text_config"), top = s;
+    s.inner = inner.inner;
+    s.failed = inner.failed;
+    g3__config_kind(c, &s);
+    g3__config_quant(&s);
+    g3__set_refuse(&s);
+    g3__config_shapes(c, &s);
+    g3__config_rope(c, &s);
+    c->tied = g3__set_bool(s.failed ? &s : &top, "tie_word_embeddings", g3__set_bool(&s, "tie_word_embeddings", true));   // the top level's word counts first
+    g3__set_ids(&top, "eos_token_id", c->stop, &c->n_stop, G3__COUNT(c->stop));
+    c->boi = g3__set_int(&top, "boi_token_index", g3__set_int(&top, "boi_token_id", 255999, 0, INT_MAX), 0, INT_MAX);
+    c->eoi = g3__set_int(&top, "eoi_token_index", g3__set_int(&top, "eoi_token_id", 256000, 0, INT_MAX), 0, INT_MAX);
+    c->image_token = g3__set_int(&top, "image_token_index", g3__set_int(&top, "image_token_id", 262144, 0, INT_MAX), 0, INT_MAX);
+    if (c->multimodal) g3__config_vision(c, &top);
+    if (s.failed || top.failed) return false;
+    c->full = (bool *)g3__zone_alloc(z, (uint64_t)c->layers, sizeof *c->full, err);
+    if (!c->full) return false;
+    g3__config_layers(c, &s);
+    return !s.failed;
+}
+
+// ---- generation_config.json: what the checkpoint's authors sample with; absent fields are 0
+
+typedef struct g3__generation_config { bool greedy; float temperature, top_p, min_p, repeat_penalty; int top_k; int stop[16], n_stop; } g3__generation_config;
+
+static bool g3__generation_read(g3__generation_config *g, char *text, size_t size, g3_error *err)
+{
+    g3__settings s;
+    g3__json j;
+    memset(g, 0, sizeof *g);
+    memset(&s, 0, sizeof s);
+    s.what = "generation_config.json";
+    s.err = err;
+    s.top.p = text;
+    s.top.n = size;
+    g3__json_init(&j, text, size, s.what, err);
+    if (g3__json_peek(&j) != '{') return g3__json_fail(&j, "expected an object");
+    if (!g3__json_skip(&j) || !g3__json_end(&j)) return false;
+    g->greedy = !g3__set_bool(&s, "do_sample", true);
+    g->temperature = (float)g3__set_number(&s, "temperature", 0, 0, 1e6);
+    g->top_k = g3__set_int(&s, "top_k", 0, 0, INT_MAX);
+    g->top_p = (float)g3__set_number(&s, "top_p", 0, 0, 1);
+    g->min_p = (float)g3__set_number(&s, "min_p", 0, 0, 1);
+    g->repeat_penalty = (float)g3__set_number(&s, "repetition_penalty", 0, 0, 1e6);
+    g3__set_ids(&s, "eos_token_id", g->stop, &g->n_stop, G3__COUNT(g->stop));
+    return !s.failed;
+}
+
+// ---- weights: a tensor, its companions if it is quantised, and the shape the model needs
+
+typedef struct g3__weight {
+    const g3__tensor *data;                              // NULL: the model has no such weight
+    const g3__tensor *absmax, *nested_absmax, *nested_map;
+    g3__format format;
+    int rows, cols;
+    uint32_t blocksize, nested_blocksize;                // nested_blocksize 0: scales are not quantised
+    float nested_offset;
+} g3__weight;
+
+static uint64_t g3__weight_count(const g3__weight *w) { return (uint64_t)w->rows * (uint64_t)w->cols; }
+
+static uint64_t g3__part_bytes(const g3__tensor *t) { return t ? t->bytes : 0; }
+
+// What a weight takes in memory: as stored, less the constant code table and the JSON.
+static uint64_t g3__weight_bytes(const g3__weight *w)
+{
+    return g3__part_bytes(w->data) + g3__part_bytes(w->absmax) + g3__part_bytes(w->nested_absmax) + g3__part_bytes(w->nested_map);
+}
+
+static const char *g3__format_name(g3__format f)
+{
+    static const char *const names[] = {"f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "nf4", "fp4", "u8", "i8", "other"};
+    return names[f];
+}
+
+// What one layer, one tower and the whole are made of. Dimensions are letters: resolved once from the config, they make the
+// table readable: H hidden, I ffn, Q heads * head_dim, K kv_heads * head_dim, D head_dim, V vocabulary, 1 one row.
+typedef struct g3__slot { const char *name; char rows, cols; } g3__slot;
+
+enum { G3__NORM_ATT, G3__Q, G3__K, G3__V, G3__O, G3__Q_NORM, G3__K_NORM, G3__POST_ATT, G3__NORM_FFN, G3__GATE, G3__UP, G3__DOWN, G3__POST_FFN, G3__TEXT_SLOTS };
+static const g3__slot g3__text_slots[G3__TEXT_SLOTS] = {
+    {"input_layernorm.weight", '1', 'H'},
+    {"self_attn.q_proj.weight", 'Q', 'H'}, {"self_attn.k_proj.weight", 'K', 'H'}, {"self_attn.v_proj.weight", 'K', 'H'}, {"self_attn.o_proj.weight", 'H', 'Q'},
+    {"self_attn.q_norm.weight", '1', 'D'}, {"self_attn.k_norm.weight", '1', 'D'},
+    {"post_attention_layernorm.weight", '1', 'H'}, {"pre_feedforward_layernorm.weight", '1', 'H'},
+    {"mlp.gate_proj.weight", 'I', 'H'}, {"mlp.up_proj.weight", 'I', 'H'}, {"mlp.down_proj.weight", 'H', 'I'},
+    {"post_feedforward_layernorm.weight", '1', 'H'},
+};
+
+enum { G3__V_LN1, G3__V_LN1_B, G3__V_Q, G3__V_Q_B, G3__V_K, G3__V_K_B, G3__V_V, G3__V_V_B, G3__V_OUT, G3__V_OUT_B, G3__V_LN2, G3__V_LN2_B, G3__V_FC1, G3__V_FC1_B, G3__V_FC2, G3__V_FC2_B, G3__VISION_SLOTS };
+static const g3__slot g3__vision_slots[G3__VISION_SLOTS] = {                  // v hidden, f ffn
+    {"layer_norm1.weight", '1', 'v'}, {"layer_norm1.bias", '1', 'v'},
+    {"self_attn.q_proj.weight", 'v', 'v'}, {"self_attn.q_proj.bias", '1', 'v'}, {"self_attn.k_proj.weight", 'v', 'v'}, {"self_attn.k_proj.bias", '1', 'v'},
+    {"self_attn.v_proj.weight", 'v', 'v'}, {"self_attn.v_proj.bias", '1', 'v'}, {"self_attn.out_proj.weight", 'v', 'v'}, {"self_attn.out_proj.bias", '1', 'v'},
+    {"layer_norm2.weight", '1', 'v'}, {"layer_norm2.bias", '1', 'v'},
+    {"mlp.fc1.weight", 'f', 'v'}, {"mlp.fc1.bias", '1', 'f'}, {"mlp.fc2.weight", 'v', 'f'}, {"mlp.fc2.bias", '1', 'v'},
+};
+
+enum { G3__EMBED, G3__NORM, G3__HEAD, G3__ONCE_SLOTS };                       // HEAD: data NULL when tied
+enum { G3__PATCH, G3__PATCH_B, G3__POS, G3__POST_LN, G3__POST_LN_B, G3__VISION_ONCE };
+static const g3__slot g3__vision_once[G3__VISION_ONCE] = {                    // p pixels of a patch, g patches
+    {"embeddings.patch_embedding.weight", 'v', 'p'}, {"embeddings.patch_embedding.bias", '1', 'v'}, {"embeddings.position_embedding.weight", 'g', 'v'},
+    {"post_layernorm.weight", '1', 'v'}, {"post_layernorm.bias", '1', 'v'},
+};
+enum { G3__SOFT_NORM, G3__PROJ, G3__PROJ_SLOTS };
+static const g3__slot g3__proj_slots[G3__PROJ_SLOTS] = {{"mm_soft_emb_norm.weight", '1', 'v'}, {"mm_input_projection_weight", 'v', 'H'}};   // x W, not W x
+
+typedef struct g3__weights {
+    int n, n_text;                                       // all; the first n_text are the decoder's
+    g3__weight *w;                                       // once | layers * text slots | vision once | layers * vision slots | projector
+    bool vision;                                         // a tower is there
+} g3__weights;
+
+static g3__weight *g3__text_weight(const g3__weights *s, int layer, int slot)  { return &s->w[G3__ONCE_SLOTS + layer * G3__TEXT_SLOTS + slot]; }
+static g3__weight *g3__vision_weight(const g3__weights *s, int layer, int slot){ return &s->w[s->n_text + G3__VISION_ONCE + layer * G3__VISION_SLOTS + slot]; }
+static g3__weight *g3__proj_weight(const g3__weights *s, int slot)             { return &s->w[s->n - G3__PROJ_SLOTS + slot]; }
+
+static int g3__dimension(const g3__config *c, char letter)
+{
+    const g3__vision_config *v = &c->vision;
+    switch (letter) {
+    case 'H': return c->dim;
+    case 'I': return c->ffn;
+    case 'Q': return c->heads * c->head_dim;
+    case 'K': return c->kv_heads * c->head_dim;
+    case 'D': return c->head_dim;
+    case 'v': return v->dim;
+    case 'f': return v->ffn;
+    case 'p': return 3 * v->patch * v->patch;
+    case 'g': return (v->image / v->patch) * (v->image / v->patch);
+    default:  return 1;
+    }
+}
+
+// ---- binding: from a name to a weight
+
+typedef struct g3__binder {
+    const g3__shards *shards;
+    const g3__config *c;
+    g3_error *err;
+    char name[256];                                      // prefix + slot, then companions behind it
+} g3__binder;
+
+static bool g3__bind_fail(g3__binder *b, g3_result code, const g3__tensor *t, const char *why)
+{
+    return g3__fail(b->err, code, "%s: tensor \"%s\": %s", t ? b->shards->file[t->file].name : g3__source_name(&b->shards->src), b->name, why) == G3_OK;
+}
+
+static const g3__tensor *g3__companion(g3__binder *b, const char *suffix)    // the tensor NAME + suffix, or NULL
+{
+    char name[320];
+    snprintf(name, sizeof name, "%s%s", b->name, suffix);
+    return g3__shards_find(b->shards, name);
+}
+
+static bool g3__bind_table(g3__binder *b, const g3__tensor *t, const char *what, uint64_t n, g3__format format)
+{
+    char why[128];
+    if (t->count == n && g3__tensor_format(t) == format) return true;
+    snprintf(why, sizeof why, "its %s has %llu entries of type %s where %llu of %s are needed", what, (unsigned long long)t->count, g3__dtypes[t->dtype].name, (unsigned long long)n, g3__format_name(format));
+    return g3__bind_fail(b, G3_ERR_FORMAT, t, why);
+}
+
+enum { G3__CHECK_BYTES = 64 << 10 };
+
+// Every float32 of a table is finite; read in pieces, so that no table needs memory of its own.
+static bool g3__bind_finite(g3__binder *b, const g3__tensor *t, const char *what)
+{
+    float piece[1024];
+    char why[96];
+    for (uint64_t at = 0; at < t->bytes; at += sizeof piece) {
+        uint64_t n = G3__MIN(t->bytes - at, (uint64_t)sizeof piece);
+        if (!g3__tensor_read(b->shards, t, at, piece, n, b->err)) return false;
+        for (uint64_t i = 0; i < n / 4; i++)
+            if (!(fabsf(piece[i]) <= FLT_MAX)) {
+                snprintf(why, sizeof why, "its %s holds a NaN or an infinity", what);
+                return g3__bind_fail(b, G3_ERR_FORMAT, t, why);
+            }
+    }
+    return true;
+}
+
+static bool g3__bind_code_table(g3__binder *b, const g3__weight *w)          // a stored map must be the built-in one
+{
+    const g3__tensor *t = g3__companion(b, ".quant_map");
+    const float *table = w->format == G3__NF4 ? g3__nf4_table : g3__fp4_table;
+    float stored[16];
+    if (!t) return true;
+    if (!g3__bind_table(b, t, "quant_map", 16, G3__F32) || !g3__tensor_read(b->shards, t, 0, stored, sizeof stored, b->err)) return false;
+    for (int i = 0; i < 16; i++)
+        if (!(fabsf(stored[i] - table[i]) <= 1e-6f)) return g3__bind_fail(b, G3_ERR_FORMAT, t, "its quant_map is not the table of its quant_type");
+    return true;
+}
+
+static bool g3__legal_block(uint64_t n) { return n >= 32 && n <= 4096 && (n & (n - 1)) == 0; }
+
+typedef struct g3__quant_state { g3__settings s; g3__str type, dtype, nested_dtype /* these point into the JSON */; uint64_t blocksize, nested_blocksize, rows, cols; double offset; bool nested; } g3__quant_state;
+
+static bool g3__state_shape(g3__quant_state *q)
+{
+    g3__value v;
+    g3__json j;
+    if (!g3__set_find(&q->s, "shape", &v)) return g3__set_fail(&q->s, "shape", "missing");
+    g3__json_init(&j, v.p, v.n, q->s.what, NULL);
+    bool two = g3__json_array(&j) && g3__json_item(&j) && g3__json_u64(&j, &q->rows) && g3__json_item(&j) && g3__json_u64(&j, &q->cols) && !g3__json_item(&j);
+    return (two && !j.failed) || g3__set_fail(&q->s, "shape", "expected [rows, columns]");
+}
+
+static bool g3__state_block(g3__quant_state *q, const char *key, uint64_t *out)
+{
+    *out = (uint64_t)g3__set_int(&q->s, key, 0, 0, 1 << 20);
+    return q->s.failed || g3__legal_block(*out) || g3__set_fail(&q->s, key, "expected a power of two from 32 to 4096");
+}
+
+// The JSON of a quant state: {"quant_type", "blocksize", "dtype", "shape", and with double quantisation "nested_blocksize", "nested_dtype", "nested_offset"}.
+static bool g3__state_read(g3__quant_state *q, char *text, size_t size, const char *what, g3_error *err)
+{
+    g3__json j;
+    g3__value v;
+    memset(q, 0, sizeof *q);
+    g3__json_init(&j, text, size, what, err);
+    if (g3__json_peek(&j) != '{') return g3__json_fail(&j, "expected an object");
+    if (!g3__json_skip(&j) || !g3__json_end(&j)) return false;
+    q->s.top.p = text;
+    q->s.top.n = size;
+    q->s.what = what;
+    q->s.err = err;
+    if (!g3__set_string(&q->s, "quant_type", &q->type)) g3__set_fail(&q->s, "quant_type", "missing");
+    if (!g3__set_string(&q->s, "dtype", &q->dtype)) g3__set_fail(&q->s, "dtype", "missing");
+    if (!q->s.failed && !g3__str_is(q->dtype, "bfloat16") && !g3__str_is(q->dtype, "float16") && !g3__str_is(q->dtype, "float32")) g3__set_fail(&q->s, "dtype", "expected bfloat16, float16 or float32");
+    if (!q->s.failed) g3__state_shape(q);
+    g3__state_block(q, "blocksize", &q->blocksize);
+    bool offset = g3__set_find(&q->s, "nested_offset", &v), type = g3__set_string(&q->s, "nested_dtype", &q->nested_dtype);
+    q->nested = g3__set_find(&q->s, "nested_blocksize", &v);
+    if (!q->s.failed && (q->nested != offset || q->nested != type)) g3__set_fail(&q->s, "nested_blocksize, nested_dtype and nested_offset", "some are missing; they come together");
+    if (q->s.failed || !q->nested) return !q->s.failed;
+    if (!g3__str_is(q->nested_dtype, "float32")) g3__set_fail(&q->s, "nested_dtype", "expected float32");
+    g3__state_block(q, "nested_blocksize", &q->nested_blocksize);
+    q->offset = g3__set_number(&q->s, "nested_offset", 0, -FLT_MAX, FLT_MAX);
+    return !q->s.failed;
+}
+
+static bool g3__bind_state(g3__binder *b, const g3__tensor *state, g3__quant_state *q)
+{
+    char text[2048], what[400];
+    if (state->bytes > sizeof text) return g3__bind_fail(b, G3_ERR_FORMAT, state, "its quant_state is longer than 2048 bytes");
+    if (!g3__tensor_read(b->shards, state, 0, text, state->bytes, b->err)) return false;
+    snprintf(what, sizeof what, "%s: quant_state of \"%s\"", b->shards->file[state->file].name, b->name);
+    if (!g3__state_read(q, text, (size_t)state->bytes, what, b->err)) return false;
+    bool nf4 = g3__str_is(q->type, "nf4");
+    if (!nf4 && !g3__str_is(q->type, "fp4")) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, state, "its quant_type is neither nf4 nor fp4");
+    return g3__str_ends(state->name, nf4 ? "nf4" : "fp4") || g3__bind_fail(b, G3_ERR_FORMAT, state, "its quant_type is not that of its key");
+}
+
+static bool g3__bind_packed(g3__binder *b, const g3__weight *w)              // two codes a byte, whatever dtype the bytes are stored under
+{
+    uint64_t unit = (uint64_t)g3__dtypes[w->data->dtype].bits / 8, need = g3__round_up((g3__weight_count(w) + 1) / 2, unit);
+    g3__format f = g3__tensor_format(w->data);
+    if (f != G3__U8 && f != G3__BF16 && f != G3__F16 && f != G3__F32) return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "packed 4-bit data of a dtype that bitsandbytes does not store");
+    if (w->data->bytes == need) return true;
+    if (f != G3__U8 && w->data->bytes == g3__weight_count(w) * unit) return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "quantisation parts stand beside a dense weight");
+    return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "its packed data is not half a byte for every weight");
+}
+
+static bool g3__bind_scales(g3__binder *b, g3__weight *w, const g3__quant_state *q)
+{
+    uint64_t blocks = (g3__weight_count(w) + w->blocksize - 1) / w->blocksize;
+    w->absmax = g3__companion(b, ".absmax");
+    w->nested_absmax = g3__companion(b, ".nested_absmax");
+    w->nested_map = g3__companion(b, ".nested_quant_map");
+    if (!w->absmax) return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "its absmax is missing");
+    if (q->nested != (w->nested_absmax != NULL) || q->nested != (w->nested_map != NULL))
+        return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "its quant_state and its nested_absmax and nested_quant_map disagree on double quantisation");
+    if (!g3__bind_table(b, w->absmax, "absmax", blocks, q->nested ? G3__U8 : G3__F32)) return false;
+    if (!q->nested) return w->absmax->bytes > G3__CHECK_BYTES || g3__bind_finite(b, w->absmax, "absmax");          // large ones are checked while they are loaded
+    w->nested_blocksize = (uint32_t)q->nested_blocksize;
+    w->nested_offset = (float)q->offset;
+    uint64_t groups = (blocks + w->nested_blocksize - 1) / w->nested_blocksize;
+    return g3__bind_table(b, w->nested_absmax, "nested_absmax", groups, G3__F32) && g3__bind_table(b, w->nested_map, "nested_quant_map", 256, G3__F32)
+        && g3__bind_finite(b, w->nested_absmax, "nested_absmax") && g3__bind_finite(b, w->nested_map, "nested_quant_map");
+}
+
+static bool g3__bind_quantised(g3__binder *b, g3__weight *w, const g3__tensor *state)
+{
+    g3__quant_state q;
+    if (!g3__bind_state(b, state, &q)) return false;
+    w->format = g3__str_ends(state->name, "nf4") ? G3__NF4 : G3__FP4;
+    if (q.rows != (uint64_t)w->rows || q.cols != (uint64_t)w->cols)
+        return g3__fail(b->err, G3_ERR_MODEL, "tensor \"%s\": its quant_state says %llu x %llu where config.json makes it %d x %d", b->name, (unsigned long long)q.rows, (unsigned long long)q.cols, w->rows, w->cols) == G3_OK;
+    w->blocksize = (uint32_t)q.blocksize;
+    return g3__bind_packed(b, w) && g3__bind_code_table(b, w) && g3__bind_scales(b, w, &q);
+}
+
+static bool g3__bind_shape(g3__binder *b, const g3__weight *w)               // the sentence for a shape that config.json does not allow
+{
+    char shape[128] = "", *p = shape;
+    for (int i = 0; i < G3__MIN(w->data->rank, 4); i++)
+        p += snprintf(p, (size_t)(shape + sizeof shape - p), "%s%llu", i ? ", " : "", (unsigned long long)w->data->dims[i]);
+    return g3__fail(b->err, G3_ERR_MODEL, "%s: tensor \"%s\": its shape [%s%s] is not the %d x %d that config.json makes it", b->shards->file[w->data->file].name, b->name, shape,
+                    w->data->rank > 4 ? ", ..." : "", w->rows, w->cols) == G3_OK;
+}
+
+static bool g3__bind_dense(g3__binder *b, g3__weight *w, int rank)
+{
+    const g3__tensor *t = w->data;
+    g3__format f = g3__tensor_format(t);
+    uint64_t first = t->rank > 1 ? t->dims[0] : 1;
+    if (g3__companion(b, ".absmax") || g3__companion(b, ".quant_map") || g3__companion(b, ".nested_absmax"))
+        return g3__bind_fail(b, G3_ERR_FORMAT, t, f == G3__U8 ? "packed 4-bit data whose quant_state is missing; the file is incomplete" : "quantisation parts stand beside a dense weight");
+    if (f == G3__I8) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, t, "8-bit bitsandbytes (LLM.int8) is not supported; 4-bit and unquantised weights are");
+    if (f == G3__U8) return g3__bind_fail(b, G3_ERR_FORMAT, t, "packed data (U8) without a quant_state; the file is incomplete");
+    if ((f == G3__E4M3 || f == G3__E5M2) && (g3__companion(b, "_scale") || g3__companion(b, "_scale_inv"))) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, t, "FP8 weights with scales are not supported");
+    if (f > G3__E5M2 || (rank == 1 && f > G3__F16)) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, t, "a dtype no weight of its kind has");
+    if (t->rank != rank || t->count != g3__weight_count(w) || first != (uint64_t)w->rows) return g3__bind_shape(b, w);
+    w->format = f;
+    return true;
+}
+
+static const char *const g3__text_prefixes[] = {"language_model.model.", "model.language_model.", "model.", "", "language_model.", "model.language_model.model.", "model.model."};
+
+// Why a needed tensor is absent: listed nowhere, quantised by a scheme of other names, or under another prefix.
+static bool g3__bind_missing(g3__binder *b)
+{
+    size_t n = strlen(b->name);
+    int64_t at = g3__index_find(&b->shards->index, g3__str_c(b->name));
+    const char *layer = strstr(b->name, "layers.");
+    char other[320];
+    if (at >= 0) return g3__bind_fail(b, G3_ERR_FORMAT, &b->shards->tensor[at], "in the shard, but not in the weight_map of " G3__INDEX_NAME);
+    snprintf(other, sizeof other, "%.*sqweight", (int)(n - G3__MIN(n, (size_t)6)), b->name);              // "weight" has six letters
+    if (g3__shards_find(b->shards, other)) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, NULL, "GPTQ or AWQ (qweight, qzeros, scales) is not supported; bitsandbytes 4-bit and unquantised weights are");
+    for (int i = 0; layer && i < G3__COUNT(g3__text_prefixes); i++) {
+        snprintf(other, sizeof other, "%s%s", g3__text_prefixes[i], layer);
+        if (g3__shards_find(b->shards, other)) return g3__fail(b->err, G3_ERR_MODEL, "tensor \"%s\" is missing, but there is \"%s\": the checkpoint mixes two ways of naming", b->name, other) == G3_OK;
+    }
+    return g3__bind_fail(b, G3_ERR_MODEL, NULL, "missing");
+}
+
+// The weight under b->name with the given shape. rank: of the tensor when it is dense.
+static bool g3__bind(g3__binder *b, g3__weight *w, int rows, int cols, int rank)
+{
+    const g3__tensor *nf4 = g3__companion(b, ".quant_state.bitsandbytes__nf4"), *fp4 = g3__companion(b, ".quant_state.bitsandbytes__fp4");
+    w->data = g3__shards_find(b->shards, b->name);
+    w->rows = rows;
+    w->cols = cols;
+    if (!w->data) return g3__bind_missing(b);
+    if (nf4 && fp4) return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "it has a quant_state for nf4 and one for fp4");
+    if (!nf4 && !fp4) return g3__bind_dense(b, w, rank);
+    if (rank != 2) return g3__bind_fail(b, G3_ERR_UNSUPPORTED, w->data, "only matrices can be quantised");
+    return g3__bind_quantised(b, w, nf4 ? nf4 : fp4);
+}
+
+static bool g3__bind_slots(g3__binder *b, const char *prefix, const g3__slot *slot, int n, g3__weight *w)
+{
+    for (int i = 0; i < n; i++) {
+        int rank = slot[i].rows == '1' ? 1 : slot[i].cols == 'p' ? 4 : 2;
+        snprintf(b->name, sizeof b->name, "%s%s", prefix, slot[i].name);
+        if (!g3__bind(b, &w[i], g3__dimension(b->c, slot[i].rows), g3__dimension(b->c, slot[i].cols), rank)) return false;
+    }
+    return true;
+}
+
+// ---- prefixes: one model, several spellings
+
+static bool g3__find_prefix(g3__binder *b, const char *const *prefix, int n, const char *probe, const char **found)
+{
+    *found = NULL;
+    for (int i = 0; i < n; i++) {
+        snprintf(b->name, sizeof b->name, "%s%s", prefix[i], probe);
+        if (!g3__shards_find(b->shards, b->name)) continue;
+        if (*found) return g3__fail(b->err, G3_ERR_MODEL, "both \"%s%s\" and \"%s\" are there: the checkpoint mixes two ways of naming", *found, probe, b->name) == G3_OK;
+        *found = prefix[i];
+    }
+    return true;
+}
+
+static const char *const g3__head_names[] = {"lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"};
+static const char *const g3__vision_prefixes[] = {"vision_tower.vision_model.", "vision_tower.", "model.vision_tower.vision_model.", "model.vision_tower."};
+static const char *const g3__proj_prefixes[] = {"multi_modal_projector.", "model.multi_modal_projector."};
+
+static bool g3__bind_embed(g3__binder *b, g3__config *c, const char *prefix, g3__weight *w)      // the table's rows count, not the config's
+{
+    snprintf(b->name, sizeof b->name, "%sembed_tokens.weight", prefix);
+    const g3__tensor *t = g3__shards_find(b->shards, b->name);
+    if (t && t->rank == 2 && t->dims[0] > (uint64_t)c->vocab && t->dims[0] <= 1 << 30) c->vocab = (int)t->dims[0];
+    return g3__bind(b, w, c->vocab, c->dim, 2);
+}
+
+static bool g3__bind_head(g3__binder *b, const g3__config *c, g3__weight *w)  // a head tensor, if there is one, is used; else the table is
+{
+    for (int i = 0; i < G3__COUNT(g3__head_names); i++) {
+        snprintf(b->name, sizeof b->name, "%s", g3__head_names[i]);
+        if (g3__shards_find(b->shards, b->name)) return g3__bind(b, w, c->vocab, c->dim, 2);
+    }
+    snprintf(b->name, sizeof b->name, "lm_head.weight");
+    return c->tied || g3__bind_fail(b, G3_ERR_MODEL, NULL, "missing, though config.json says tie_word_embeddings is false");
+}
+
+static bool g3__bind_text(g3__binder *b, g3__config *c, g3__weights *s)
+{
+    const char *prefix;
+    char layer[128];
+    if (!g3__find_prefix(b, g3__text_prefixes, G3__COUNT(g3__text_prefixes), "embed_tokens.weight", &prefix)) return false;
+    if (!prefix) return g3__fail(b->err, G3_ERR_MODEL, "%s: no tensor \"model.embed_tokens.weight\" under any of the prefixes in use", g3__source_name(&b->shards->src)) == G3_OK;
+    if (!g3__bind_embed(b, c, prefix, &s->w[G3__EMBED])) return false;
+    snprintf(b->name, sizeof b->name, "%snorm.weight", prefix);
+    if (!g3__bind(b, &s->w[G3__NORM], 1, c->dim, 1) || !g3__bind_head(b, c, &s->w[G3__HEAD])) return false;
+    for (int i = 0; i < c->layers; i++) {
+        snprintf(layer, sizeof layer, "%slayers.%d.", prefix, i);
+        if (!g3__bind_slots(b, layer, g3__text_slots, G3__TEXT_SLOTS, g3__text_weight(s, i, 0))) return false;
+    }
+    return true;
+}
+
+static bool g3__bind_vision(g3__binder *b, g3__weights *s)
+{
+    const char *tower, *proj;
+    char layer[128];
+    g3__weight *w = &s->w[s->n_text];
+    if (!g3__find_prefix(b, g3__vision_prefixes, G3__COUNT(g3__vision_prefixes), g3__vision_once[G3__PATCH].name, &tower)) return false;
+    if (!g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__PROJ].name, &proj)) return false;
+    if (!tower) tower = g3__vision_prefixes[0];          // its missing tensor is reported under the published name
+    if (!proj) proj = g3__proj_prefixes[0];
+    if (!g3__bind_slots(b, tower, g3__vision_once, G3__VISION_ONCE, w)) return false;
+    for (int i = 0; i < b->c->vision.layers; i++) {
+        snprintf(layer, sizeof layer, "%sencoder.layers.%d.", tower, i);
+        if (!g3__bind_slots(b, layer, g3__vision_slots, G3__VISION_SLOTS, g3__vision_weight(s, i, 0))) return false;
+    }
+    return g3__bind_slots(b, proj, g3__proj_slots, G3__PROJ_SLOTS, g3__proj_weight(s, 0));
+}
+
+static bool g3__any_vision(const g3__shards *s)          // text-only weights may come with a multimodal config
+{
+    for (uint64_t i = 0; i < s->n; i++) {
+        g3__str n = s->tensor[i].name;
+        if (g3__str_starts(n, "model.")) n = g3__str_skip(n, 6);
+        if (g3__str_starts(n, "vision_tower.") || g3__str_starts(n, "multi_modal_projector.")) return true;
+    }
+    return false;
+}
+
+// All weights of the model, by tower, layer and slot. c->vocab becomes the rows of the table.
+static bool g3__weights_bind(g3__weights *s, g3__config *c, const g3__shards *shards, bool no_vision, g3__zone *z, g3_error *err)
+{
+    g3__binder b;
+    b.shards = shards;
+    b.c = c;
+    b.err = err;
+    s->vision = c->has_vision && !no_vision && g3__any_vision(shards);
+    s->n_text = G3__ONCE_SLOTS + c->layers * G3__TEXT_SLOTS;
+    s->n = s->n_text + (s->vision ? G3__VISION_ONCE + c->vision.layers * G3__VISION_SLOTS + G3__PROJ_SLOTS : 0);
+    s->w = (g3__weight *)g3__zone_alloc(z, (uint64_t)s->n, sizeof *s->w, err);
+    return s->w && g3__bind_text(&b, c, s) && (!s->vision || g3__bind_vision(&b, s));
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>ops
+// Owns the vocabulary of the forward pass: what a matrix, a norm, an attention, a cache and a row are, the scratch that
+// one session needs, and the table of operations that a backend fills. >>forward is written over it and sees nothing else.
+
+// ---- weights: data that says everything about itself, so that every layer runs through the same code
+
+typedef struct g3__seg {               // rows of a matrix that share one storage
+    int rows;                          // 0: the segment is not there
+    g3__bits bits;                     // [rows][cols]
+    g3__bits bias;                     // [rows]; data NULL: none
+} g3__seg;
+
+typedef struct g3__mat {               // y = W x. q|k|v and gate|up are stacks: published files mix 4-bit and 16-bit inside one
+    int rows, cols, n_segs;            // rows: the sum of the segments'
+    g3__seg seg[3];
+    bool transposed;                   // stored as [cols][rows] (the vision projector); then one segment
+} g3__mat;
+
+typedef struct g3__norm {
+    bool layer;                        // LayerNorm (x - mean) / sqrt(var + eps) * w + b, else RMSNorm x / sqrt(mean(x^2) + eps) * (1 + w)
+    int dim;                           // 0: no norm
+    float eps;
+    g3__bits w, b;                     // [dim]
+} g3__norm;
+
+typedef struct g3__attn {
+    int heads, kv_heads, head_dim;     // query head h reads kv head h / (heads / kv_heads)
+    int window;                        // a row at position p sees the positions above p - window; 0: all
+    float scale;                       // query_pre_attn_scalar^-0.5, not head_dim^-0.5
+    float theta, factor;               // angle of pair j at position p: p * theta^(-2j/head_dim) / factor
+    int angles;                        // which of the run's angle tables holds them: 0 or 1; -1: no rotation
+    g3__norm q_norm, k_norm;           // over head_dim, the same weights for every head; dim 0: none
+} g3__attn;
+
+typedef struct g3__kv {                // one layer's cache: position p lies in row p % rows
+    g3_kv format;
+    int rows, kv_heads, head_dim;      // rows: the context, or for windowed layers at least window + batch
+    void *k, *v;                       // [kv_heads][rows][head_dim] float32, bf16, fp8 e4m3 or int8
+    float *k_scale, *v_scale;          // [kv_heads][rows], fp8 and int8 only
+} g3__kv;
+
+static G3__UNUSED int  g3__kv_size(g3_kv format)   { return format == G3_KV_F32 ? 4 : format == G3_KV_FP8 || format == G3_KV_INT8 ? 1 : 2; }   // bytes of one number
+static G3__UNUSED bool g3__kv_scaled(g3_kv format) { return format == G3_KV_FP8 || format == G3_KV_INT8; }                                     // has a float32 per row and head
+
+typedef struct g3__row { int pos, span, seq; } g3__row;   // position; last position it may see (its own, or the end of its image); which sequence's cache
+
+// ---- towers: layers over one residual stream. Text and vision differ in data only
+
+typedef struct g3__ops g3__ops;
+
+typedef struct g3__layer {
+    const g3__ops *op;
+    g3__norm norm_att, post_att, norm_ffn, post_ffn;   // vision has no post norms
+    g3__mat qkv, wo, gate_up, down;                    // [(heads + 2 kv_heads) head_dim][dim], [dim][heads head_dim], [2 ffn][dim] (vision: [ffn][dim]), [dim][ffn]
+    g3__attn att;
+} g3__layer;
+
+typedef struct g3__tower { int layers, dim; float embed_scale; g3__layer *layer; } g3__tower;
+
+// ---- scratch: one list of buffers, from which the plan counts and the session carves
+
+enum { G3__KEYS = 64, G3__QUERY_ROWS = 8 };            // attention works on 64 keys times the queries of 8 rows
+
+typedef struct g3__shape {             // all that the size of a tower's scratch depends on
+    int batch;                         // rows of a step
+    int dim, ffn, heads, kv_heads, head_dim;
+    bool gated;                        // gate and up, else one projection
+    int kinds;                         // angle tables: text 2, vision 0
+    int width;                         // bodies that may run at once: g3__pool_width
+} g3__shape;
+
+typedef struct g3__acts {              // all float32
+    float *x;                          // [batch][dim]                              the residual stream
+    float *h;                          // [batch][dim]                              normed, on its way into a projection
+    float *qkv;                        // [batch][(heads + 2 kv_heads) head_dim]    heads of q, of k, of v
+    float *att;                        // [batch][heads head_dim]                   concatenated heads
+    float *out;                        // [batch][dim]                              a branch before it is added
+    float *gu;                         // [batch][2 ffn], ungated [batch][ffn]      gate, then up
+    float *act;                        // [batch][ffn], ungated none                gelu(gate) * up
+    float *angle;                      // [kinds][batch][head_dim / 2][2]           cos and sin of every row's angles, once per step
+    float *freq;                       // [kinds][head_dim / 2]                     angle per position
+    float *gain;                       // [2][max(dim, head_dim)]                   a norm's weights as float32
+    float *work;                       // [width][g3__work_each]                    attention, one slice per body
+} g3__acts;
+
+typedef struct g3__acts_item { const char *name; size_t member; uint64_t count; } g3__acts_item;   // offset of the pointer in g3__acts; floats
+enum { G3__ACTS_ITEMS = 11 };
+
+// a * b * c, or UINT64_MAX where that does not fit: the plan then finds it too large.
+static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t n;
+    return g3__mul(a, b, &n) && g3__mul(n, c, &n) && n <= UINT64_MAX / sizeof(float) ? n : UINT64_MAX;
+}
+
+// Floats of attention scratch for one body: a block of keys or values, and per query its scores, its maximum and its sum.
+static uint64_t g3__work_each(const g3__shape *s)
+{
+    uint64_t queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads);
+    return g3__round_up((uint64_t)G3__KEYS * (uint64_t)s->head_dim + queries * (G3__KEYS + 2), G3__ALIGN / sizeof(float));
+}
+
+static G3__UNUSED void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS])
+{
+    const uint64_t n = (uint64_t)s->batch, dim = (uint64_t)s->dim, ffn = (uint64_t)s->ffn, head = (uint64_t)s->head_dim, kinds = (uint64_t)s->kinds;
+    const uint64_t q = (uint64_t)s->heads, kv = (uint64_t)s->kv_heads;
+    int i = 0;
+#define G3__ITEM(field, a, b, c) do { item[i].name = #field; item[i].member = offsetof(g3__acts, field); item[i].count = g3__acts_count(a, b, c); i++; } while (0)
+    G3__ITEM(x,     n, dim, 1);
+    G3__ITEM(h,     n, dim, 1);
+    G3__ITEM(qkv,   n, q + 2 * kv, head);
+    G3__ITEM(att,   n, q, head);
+    G3__ITEM(out,   n, dim, 1);
+    G3__ITEM(gu,    n, s->gated ? 2 : 1, ffn);
+    G3__ITEM(act,   n, s->gated ? 1 : 0, ffn);
+    G3__ITEM(angle, kinds, n, head);
+    G3__ITEM(freq,  kinds, head / 2, 1);
+    G3__ITEM(gain,  2, G3__MAX(dim, head), 1);
+    G3__ITEM(work,  (uint64_t)s->width, g3__work_each(s), 1);
+#undef G3__ITEM
+}
+
+// ---- a run: what the operations of one session work on. Nothing in it is allocated; the session owns all it points to
+
+typedef struct g3__run {
+    const g3__ops *op;
+    g3_error *err;                     // sticky: after the first failure every operation returns at once
+    g3__pool *pool;
+    const g3_allocator *memory;        // for alloc and release
+    const g3__tower *tower;            // the tower being run, and its layer (-1: outside the layers): what an observer names an operation by
+    int layer;
+    g3__kv **kv;                       // [layers][sequences]
+    g3__row *rows;                     // [batch]
+    g3__shape shape;
+    g3__acts a;
+} g3__run;
+
+// ---- the table of operations
+//
+// * n is rows (tokens, patches), 1 <= n <= batch. Decoding is n = 1, a prompt is larger n, chunks are several calls: there is no second code path
+//   above the table. A backend may do what it likes inside an operation as long as a row's numbers do not depend on n or on the other rows.
+// * Nothing is returned. The first failure sticks in r->err and later operations return at once; the caller looks after the step.
+// * g3__mat hides the storage, g3__norm the kind of norm, g3__attn heads, scale, rotation and window: local and global layers and both towers
+//   share all code.
+// * Activations are float32, row-major, the rows next to each other: y of `linear` has stride W->rows, x has stride W->cols.
+//   y and x do not overlap, except where y is the only argument.
+// * `rope` appends all n rows to the cache before `attend` reads any. A windowed ring has at least window + batch rows, so the step's first
+//   row still finds its window. rows[t].span is the last position row t may see; an image lies inside one step.
+// * Rows may belong to different sequences (rows[t].seq): decoding a batch of conversations needs no new operation.
+// * Buffers come from `alloc` and are opaque outside the table; `upload` and `download` copy between them and host memory. Sizes are bytes.
+// * desc.probe wraps the table by one that calls the probe after each operation; r->tower, r->layer and the operands name it.
+
+struct g3__ops {
+    const char *name;
+    void *(*alloc)   (g3__run *r, size_t size);                                        // NULL: r->err is set
+    void  (*release) (g3__run *r, void *buf, size_t size);
+    void  (*upload)  (g3__run *r, void *dst, const void *src, size_t size);
+    void  (*download)(g3__run *r, void *dst, const void *src, size_t size);
+    void  (*begin)   (g3__run *r, int n);                                              // r->tower and r->rows are set: angles are computed here
+    void  (*end)     (g3__run *r);
+    void  (*embed)   (g3__run *r, float *y, const g3__mat *E, const int *ids, int n, float scale);           // y = scale * E[ids]; ids NULL: 0, 1, 2, …; an id < 0 leaves its row as it is
+    void  (*linear)  (g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n);   // y = W norm(x) + b; norm NULL: none
+    void  (*norm)    (g3__run *r, float *y, const float *x, const g3__norm *norm, int n);                    // y = norm(x)
+    void  (*rope)    (g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv, const g3__row *rows, int n);     // norm and rotate q and k in place, append k and v
+    void  (*attend)  (g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n);
+    void  (*add)     (g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n);           // x += norm(y); norm NULL: x += y
+    void  (*geglu)   (g3__run *r, float *y, const float *gu, int m, int n);                                  // y[m] = gelu(gu[0..m)) * gu[m..2m)
+    void  (*gelu)    (g3__run *r, float *y, int m, int n);
+    void  (*pool)    (g3__run *r, float *y, const float *x, int side, int k, int dim);                       // means of k*k patches of a side*side grid
+};
+// ------------------------------------------------------------------------------------------------------------------
+// >>forward
+// The model. Everything before this page prepares its data, everything after it makes it fast or gives it a use.
+// Shapes: n rows; a->x is the residual stream [n][dim]; a matrix [out][in] maps a row of `in` numbers to one of `out`.
+
+static void g3__text_layer(g3__run *r, const g3__layer *L, g3__kv *kv, int n)
+{
+    const g3__ops *op = L->op;
+    g3__acts *a = &r->a;
+
+    // x += norm(Wo attend(rope(Wqkv norm(x))))
+    op->linear(r, a->qkv, a->x, &L->norm_att, &L->qkv, n);
+    op->rope  (r, a->qkv, &L->att, kv, r->rows, n);
+    op->attend(r, a->att, a->qkv, &L->att, kv, r->rows, n);
+    op->linear(r, a->out, a->att, NULL, &L->wo, n);
+    op->add   (r, a->x, a->out, &L->post_att, L->wo.rows, n);
+
+    // x += norm(Wd (gelu(Wg norm(x)) * Wu norm(x)))
+    op->linear(r, a->gu, a->x, &L->norm_ffn, &L->gate_up, n);
+    op->geglu (r, a->act, a->gu, L->down.cols, n);
+    op->linear(r, a->out, a->act, NULL, &L->down, n);
+    op->add   (r, a->x, a->out, &L->post_ffn, L->down.rows, n);
+}
+
+// One step: n tokens at the positions of r->rows go through all layers. Rows whose id is negative are an image's, and lie in a->x already.
+static void g3__text_forward(g3__run *r, const g3__tower *t, const g3__mat *E, const int *ids, int n)
+{
+    r->tower = t;
+    r->layer = -1;
+    r->op->begin(r, n);
+    r->op->embed(r, r->a.x, E, ids, n, t->embed_scale);               // sqrt(dim) rounded to bf16, whatever the type of E
+    for (r->layer = 0; r->layer < t->layers; r->layer++)
+        g3__text_layer(r, &t->layer[r->layer], r->kv[r->layer], n);
+    r->layer = -1;
+    r->op->end(r);
+}
+
+// y = Whead norm(x): logits [n][vocab] of rows first, first + 1, … of the last step. The head is E itself when tied, without its scale.
+static void g3__logits(g3__run *r, const g3__mat *head, const g3__norm *final, int first, int n, float *y)
+{
+    r->op->linear(r, y, r->a.x + (size_t)first * (size_t)head->cols, final, head, n);
+}
+
+#ifndef GEMMA3_NO_VISION
+static void g3__vit_layer(g3__run *r, const g3__layer *L, g3__kv *kv, int n)
+{
+    const g3__ops *op = L->op;
+    g3__acts *a = &r->a;
+
+    // x += Wo attend(Wqkv norm(x))
+    op->linear(r, a->qkv, a->x, &L->norm_att, &L->qkv, n);
+    op->rope  (r, a->qkv, &L->att, kv, r->rows, n);                   // no rotation and no norm, K and V are appended
+    op->attend(r, a->att, a->qkv, &L->att, kv, r->rows, n);           // every row's span is the whole image
+    op->linear(r, a->out, a->att, NULL, &L->wo, n);
+    op->add   (r, a->x, a->out, NULL, L->wo.rows, n);
+
+    // x += W2 gelu(W1 norm(x))
+    op->linear(r, a->gu, a->x, &L->norm_ffn, &L->gate_up, n);
+    op->gelu  (r, a->gu, L->down.cols, n);
+    op->linear(r, a->out, a->gu, NULL, &L->down, n);
+    op->add   (r, a->x, a->out, NULL, L->down.rows, n);
+}
+
+// What lies around the layers of the vision tower.
+typedef struct g3__vit {
+    g3__tower tower;
+    g3__mat embed, positions;          // [dim][3 patch^2] with bias, [patches][dim]
+    g3__norm post, soft;               // LayerNorm after the layers; RMSNorm before the projector
+    g3__mat proj;                      // [text dim][dim], transposed
+    int side, pool;                    // patches along an edge; pool * pool patches become one row
+} g3__vit;
+
+// One image: patches [side^2][3 patch^2] become y [(side / pool)^2][text dim], rows of the text's residual stream.
+static G3__UNUSED void g3__vit_forward(g3__run *r, const g3__vit *v, const float *patches, float *y)
+{
+    const g3__ops *op = r->op;
+    const g3__tower *t = &v->tower;
+    const int n = v->side * v->side, soft = n / (v->pool * v->pool);
+    g3__acts *a = &r->a;
+
+    r->tower = t;
+    r->layer = -1;
+    op->begin (r, n);
+    op->linear(r, a->x, patches, NULL, &v->embed, n);
+    op->embed (r, a->out, &v->positions, NULL, n, 1.0f);
+    op->add   (r, a->x, a->out, NULL, t->dim, n);
+    for (r->layer = 0; r->layer < t->layers; r->layer++)
+        g3__vit_layer(r, &t->layer[r->layer], r->kv[0], n);           // no layer needs the cache of another
+    r->layer = -1;
+    op->norm  (r, a->out, a->x, &v->post, n);
+    op->pool  (r, a->att, a->out, v->side, v->pool, t->dim);
+    op->linear(r, y, a->att, &v->soft, &v->proj, soft);
+    op->end   (r);
+}
+#endif
+// ------------------------------------------------------------------------------------------------------------------
+// >>sampler
+// Owns the way from one row of logits to a token, and the watch for stop strings. The session is its only caller.
+// It knows nothing of models, allocates nothing, and touches each logit a small, fixed number of times: O(vocab), never a sort.
+
+// ---- the settings in use
+
+// A checkpoint's own settings, else those of the model card. Zero in `gc` means that generation_config.json is silent.
+// A checkpoint that asks for greedy gets it, unless the user gave any setting that only sampling has.
+static g3_sampler g3__sampler_defaults(const g3_sampler *p, const g3__generation_config *gc)
+{
+    g3_sampler d = G3__ZERO;
+    if (p) d = *p;
+    if (gc && gc->greedy && d.temperature == 0 && d.top_k == 0 && d.top_p == 0 && d.min_p == 0) d.greedy = true;
+    if (d.temperature == 0) d.temperature = gc && gc->temperature > 0 ? gc->temperature : 1.0f;
+    if (d.top_k == 0) d.top_k = gc && gc->top_k ? gc->top_k : 64;
+    if (d.top_p == 0) d.top_p = gc && gc->top_p > 0 ? gc->top_p : 0.95f;
+    if (d.min_p == 0) d.min_p = gc ? gc->min_p : 0;
+    if (d.repeat_penalty == 0) d.repeat_penalty = gc && gc->repeat_penalty > 0 ? gc->repeat_penalty : 1.0f;
+    return d;
+}
+
+// Each comparison is written so that NaN fails it.
+static bool g3__sampler_check(const g3_sampler *p, g3_error *err)
+{
+    if (!(p->temperature >= 0 && p->temperature <= FLT_MAX))
+        return g3__fail(err, G3_ERR_ARGUMENT, "temperature %g is not a number from 0 up; 0 takes the default, `greedy` is the cold end", (double)p->temperature) == G3_OK;
+    if (!(p->top_p <= 1))
+        return g3__fail(err, G3_ERR_ARGUMENT, "top_p %g is not a probability; give 0 to 1, or less than 0 for off", (double)p->top_p) == G3_OK;
+    if (!(p->min_p <= 1))
+        return g3__fail(err, G3_ERR_ARGUMENT, "min_p %g is not a probability; give 0 to 1, 0 for off", (double)p->min_p) == G3_OK;
+    if (!(p->repeat_penalty >= 0 && p->repeat_penalty <= FLT_MAX))
+        return g3__fail(err, G3_ERR_ARGUMENT, "repeat_penalty %g is not a number from 0 up; 1 or 0 is off, 1.1 is mild", (double)p->repeat_penalty) == G3_OK;
+    return true;
+}
+
+// ---- one uniform number per (seed, position)
+
+static uint64_t g3__mix(uint64_t x)                      // the finisher of splitmix64 (Steele, Lea, Flood 2014): a bijection that flips half of the bits
+{
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+// Number `position` of the splitmix64 sequence that starts at mix(seed): in [0, 1), 53 bits, with no state to keep, so
+// that rewinding and replaying draws the same. The seed is mixed first, or the sequences of near seeds would overlap.
+static double g3__uniform(uint64_t seed, uint64_t position)
+{
+    uint64_t x = g3__mix(g3__mix(seed) + (position + 1) * 0x9E3779B97F4A7C15u);
+    return (double)(x >> 11) * (1.0 / 9007199254740992.0);
+}
+
+// ---- the distribution and its filters, after SPEC "Stopping and sampling"
+//
+// Whatever survives the filters lies above one edge in the order of the logits. So nothing is collected and nothing is
+// sorted: each filter only moves the edge, and the edge is found by summing in bins, ever finer ones. The work memory
+// is a few numbers per run of 256 tokens and one bit per token, however many survive.
+
+enum { G3__BINS = 1024, G3__RUN = 256, G3__BANNED = 16 };
+
+typedef struct g3__sample_in {
+    float *logits; int vocab;          // [vocab] as the model gave them; padded rows, from `vocab` up, do not exist here. What the hook writes stays, all else is left as it was
+    const int *held; int n_held;       // the ids in context, for the repeat penalty
+    const int *banned; int n_banned;   // ids that are never drawn, at most G3__BANNED
+    const g3_sampler *p;               // zeros replaced by g3__sampler_defaults
+    uint64_t seed, position;           // position: where the new token will stand
+    void *work;                        // g3__sample_work(vocab) bytes, 8-byte aligned
+} g3__sample_in;
+
+typedef struct g3__bin { double sum; float lo, hi; } g3__bin;          // of the logits in it: their number or weight, the smallest, the largest
+
+typedef struct g3__draw {
+    const float *logits; int vocab, runs;   // [vocab], in `runs` runs of 256
+    float penalty, temperature, min_p;
+    float max;                         // the largest logit after penalty and temperature; it weighs 1
+    float edge; int last;              // survivors: logits above `edge`, and those equal to it whose id is at most `last`
+    g3__bin *bin;                      // [G3__BINS] scratch
+    double *sum;                       // [runs] the survivors' weight in each run
+    float *top;                        // [runs] largest logit of each run: runs below the edge are not looked at again
+    uint32_t *held;                    // one bit per id: it is in the context. NULL: no repeat penalty
+} g3__draw;
+
+static int g3__sample_runs(int vocab) { return (vocab + G3__RUN - 1) / G3__RUN; }
+
+static uint64_t g3__sample_work(int vocab)               // 60 KiB for 262,144 tokens
+{
+    uint64_t runs = (uint64_t)g3__sample_runs(vocab);
+    return G3__BINS * sizeof(g3__bin) + runs * (sizeof(double) + sizeof(float) + G3__RUN / 8) + 8;
+}
+
+// e^x for -88 <= x <= 0, to one unit in the last place; 0 below -87.7. The same bits with every C library, and the loop
+// below becomes vectors: e^x = 2^n e^r with r = x - n ln 2, |r| <= 0.35, and the series of e^r to the seventh power.
+static float g3__exp(float x)
+{
+    int n = (int)(x * 1.442695041f - 0.5f);
+    float k = (float)n, r = (x - k * 0.693359375f) + k * 2.12194440e-4f;                  // ln 2 in two parts; k times the first is exact
+    float e = 1 + r * (1 + r * (1.0f / 2 + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040)))))));
+    uint32_t bits = (uint32_t)(n + 127) << 23;
+    memcpy(&k, &bits, sizeof k);                                                          // 2^n, and 0 for n = -127
+    return e * k;
+}
+
+static void g3__exp_row(const float *z, float max, float *w, int n)     // w = e^(z - max). Two loops: gcc makes vectors of neither when they are one
+{
+    for (int i = 0; i < n; i++) w[i] = z[i] - max > -88.0f ? z[i] - max : -88.0f;
+    for (int i = 0; i < n; i++) w[i] = g3__exp(w[i]);
+}
+
+static double g3__sum(const float *w, int n)
+{
+    double s[4] = { 0, 0, 0, 0 };
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int j = 0; j < 4; j++) s[j] += (double)w[i + j];
+    for (; i < n; i++) s[0] += (double)w[i];
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+static float g3__max_of(const float *z, int n)           // 32 maxima side by side make vectors too
+{
+    float m[32], max = -INFINITY;
+    int i = 0;
+    for (int j = 0; j < 32; j++) m[j] = max;
+    for (; i + 32 <= n; i += 32)
+        for (int j = 0; j < 32; j++) m[j] = z[i + j] > m[j] ? z[i + j] : m[j];
+    for (; i < n; i++) m[0] = G3__MAX(m[0], z[i]);
+    for (int j = 0; j < 32; j++) max = G3__MAX(max, m[j]);
+    return max;
+}
+
+// z' = (z < 0 ? z r : z / r) / temperature, r only for ids in the context: in `room`, or where they lie if nothing changes.
+// Kept finite from above, so that a hook may force a token with a huge logit. -Inf is what a mask is, and fills the last run.
+static const float *g3__run_logits(const g3__draw *d, int run, float *room)      // [G3__RUN]
+{
+    int first = run * G3__RUN, n = G3__MIN(d->vocab - first, (int)G3__RUN);
+    float *z = room;
+    if (n == G3__RUN && !d->held && d->temperature == 1) return d->logits + first;
+    memcpy(z, d->logits + first, (size_t)n * sizeof *z);
+    for (int i = n; i < G3__RUN; i++) z[i] = -INFINITY;
+    for (int i = 0; d->held && i < n; i++) {
+        uint32_t bits = d->held[(first + i) >> 5] >> (i & 31);
+        if (!bits) i |= 31;                              // none of the next ones either
+        else if (bits & 1) z[i] = z[i] < 0 ? z[i] * d->penalty : z[i] / d->penalty;
+    }
+    for (int i = 0; i < G3__RUN; i++) z[i] /= d->temperature;
+    for (int i = 0; i < G3__RUN; i++) z[i] = z[i] < FLT_MAX ? z[i] : FLT_MAX;
+    return z;
+}
+
+// Those of them from lo to hi, moved together; how many.
+static int g3__run_between(const g3__draw *d, int run, float lo, float hi, float *out)   // [G3__RUN]
+{
+    int n = 0;
+    if (d->top[run] < lo) return 0;
+    const float *z = g3__run_logits(d, run, out);
+    for (int i = 0; i < G3__RUN; i++) {
+        out[n] = z[i];                                   // no branch: which ones stay is anybody's guess
+        n += (z[i] >= lo) & (z[i] <= hi);
+    }
+    return n;
+}
+
+// The survivors' softmax before its division, and its sum; what the filters took weighs 0.
+static double g3__run_weights(const g3__draw *d, int run, float *w)   // [G3__RUN]
+{
+    float room[G3__RUN];
+    const float *z = g3__run_logits(d, run, room);
+    int first = run * G3__RUN;
+    g3__exp_row(z, d->max, w, G3__RUN);
+    for (int i = 0; i < G3__RUN; i++) w[i] = ((z[i] < d->edge) | (w[i] < d->min_p)) ? 0 : w[i];    // p < min_p * largest p, and the largest weighs 1
+    for (int i = G3__MAX(d->last + 1 - first, 0); i < G3__RUN; i++)
+        if (z[i] == d->edge) w[i] = 0;
+    return g3__sum(w, G3__RUN);
+}
+
+static double g3__mass(const g3__draw *d)                // of all survivors; d->sum becomes that of each run
+{
+    float w[G3__RUN];
+    double all = 0;
+    for (int run = 0; run < d->runs; run++) {
+        d->sum[run] = d->top[run] < d->edge ? 0 : g3__run_weights(d, run, w);
+        all += d->sum[run];
+    }
+    return all;
+}
+
+// ---- the edge
+
+typedef struct g3__grid { float lo, hi; double scale; } g3__grid;     // bins over the logits from lo to hi; what lies outside is in none
+
+static g3__grid g3__grid_make(float lo, float hi)
+{
+    g3__grid g;
+    g.lo = lo;
+    g.hi = hi;
+    g.scale = lo < hi ? (G3__BINS - 1) / ((double)hi - (double)lo) : 0;
+    return g;
+}
+
+// Each token counts one, or its weight. Rounding never turns the order round: a larger logit is in no lower bin.
+static void g3__grid_fill(const g3__draw *d, const g3__grid *g, bool mass)
+{
+    float z[G3__RUN], w[G3__RUN];
+    for (int b = 0; b < G3__BINS; b++) { d->bin[b].sum = 0; d->bin[b].lo = g->hi; d->bin[b].hi = g->lo; }
+    for (int run = 0; run < d->runs; run++) {
+        int n = g3__run_between(d, run, g->lo, g->hi, z);
+        if (mass) g3__exp_row(z, d->max, w, n);
+        for (int i = 0; i < n; i++) {
+            g3__bin *b = &d->bin[(int)(((double)z[i] - (double)g->lo) * g->scale)];
+            b->sum += mass ? (double)w[i] : 1.0;
+            b->lo = G3__MIN(b->lo, z[i]);
+            b->hi = G3__MAX(b->hi, z[i]);
+        }
+    }
+}
+
+// From the top bin down: the one in which the sum reaches `target`; *above becomes what lies above it. Rounding may
+// leave the last sum a hair short: then it is the lowest bin that holds anything.
+static int g3__grid_cut(const g3__draw *d, double target, double *above)
+{
+    double sum = *above;
+    int cut = 0;
+    for (int b = G3__BINS - 1; b >= 0; b--) {
+        if (d->bin[b].sum == 0) continue;
+        *above = sum;
+        cut = b;
+        sum += d->bin[b].sum;
+        if (sum >= target) break;
+    }
+    return cut;
+}
+
+// A bin with a single logit t in it, such that  sum over larger ones  <  target  <=  sum over t and larger ones. Each
+// token counts one, or its weight; then *target comes as a share and becomes a sum. Each grid covers one bin of the grid
+// before, from the smallest to the largest logit in it, and at least those two come apart: it always gets to one logit.
+static g3__bin g3__cut(const g3__draw *d, float lo, bool mass, double *target, double *above)
+{
+    g3__grid g = g3__grid_make(lo, d->max);
+    double all = 0;
+    g3__grid_fill(d, &g, mass);
+    for (int b = 0; b < G3__BINS; b++) all += d->bin[b].sum;
+    if (mass) *target *= all;
+    *above = 0;
+    for (;;) {
+        const g3__bin *b = &d->bin[g3__grid_cut(d, *target, above)];
+        if (b->lo >= b->hi) return *b;
+        g = g3__grid_make(b->lo, b->hi);
+        g3__grid_fill(d, &g, mass);
+    }
+}
+
+static float g3__kth_largest(float *v, int n, int k)     // Hoare's FIND, in place; 1 <= k <= n
+{
+    int lo = 0, hi = n - 1;
+    while (lo < hi) {
+        float pivot = v[lo + (hi - lo) / 2];
+        int i = lo, j = hi;
+        while (i <= j) {
+            while (v[i] > pivot) i++;
+            while (v[j] < pivot) j--;
+            if (i <= j) { float t = v[i]; v[i++] = v[j]; v[j--] = t; }
+        }
+        if (k - 1 <= j) hi = j;
+        else if (k - 1 >= i) lo = i;
+        else break;
+    }
+    return v[k - 1];
+}
+
+// Top-k: the edge moves to the k-th largest logit; ties with it stay, as in the reference. That logit is no smaller than
+// the k-th largest of the runs' maxima, which leaves few runs to look at.
+static void g3__filter_top_k(g3__draw *d, int k)
+{
+    double target = k, above;
+    float *top = (float *)d->sum;                        // free until the draw
+    if (k < 1 || k >= d->vocab) return;
+    if (k <= d->runs) {
+        memcpy(top, d->top, (size_t)d->runs * sizeof *top);
+        d->edge = G3__MAX(d->edge, g3__kth_largest(top, d->runs, k));
+    }
+    d->edge = g3__cut(d, d->edge, false, &target, &above).lo;
+}
+
+static int g3__nth_equal(const g3__draw *d, float value, double n)    // the id of the n-th token with this logit, the last one if there are fewer
+{
+    float room[G3__RUN];
+    int id = -1;
+    for (int run = 0; run < d->runs && n >= 1; run++) {
+        if (d->top[run] < value) continue;
+        const float *z = g3__run_logits(d, run, room);
+        for (int i = 0; i < G3__RUN && n >= 1; i++)
+            if (z[i] == value) { id = run * G3__RUN + i; n -= 1; }
+    }
+    return id;
+}
+
+// Top-p: a token stays while the probability of all larger ones is below p; the largest always stays. Of equal ones at
+// the edge as many stay as are needed, lowest ids first (the reference leaves open which).
+static void g3__filter_top_p(g3__draw *d, float p)
+{
+    double target = (double)p, above;
+    if (p < 0 || p >= 1) return;
+    g3__bin ties = g3__cut(d, G3__MAX(d->edge, d->max - 87), true, &target, &above);      // below that nothing weighs anything
+    double weight = (double)g3__exp(ties.lo - d->max), need = ceil((target - above) / weight), have = floor(ties.sum / weight + 0.5);
+    d->edge = ties.lo;
+    if (need < have) d->last = g3__nth_equal(d, d->edge, G3__MAX(need, 1.0));
+}
+
+static void g3__draw_init(g3__draw *d, const g3__sample_in *in)
+{
+    const g3_sampler *p = in->p;
+    d->logits = in->logits;
+    d->vocab = in->vocab;
+    d->runs = g3__sample_runs(in->vocab);
+    d->bin = (g3__bin *)in->work;
+    d->sum = (double *)(d->bin + G3__BINS);
+    d->held = (uint32_t *)(d->sum + d->runs);
+    d->top = (float *)(d->held + (size_t)d->runs * (G3__RUN / 32));
+    d->penalty = p->repeat_penalty > 0 ? p->repeat_penalty : 1;
+    d->temperature = G3__MAX(p->temperature, 1e-20f);           // no two floats come any further apart below that, and the division would overflow
+    d->edge = -FLT_MAX;
+    d->last = in->vocab;
+    if (d->penalty == 1) { d->held = NULL; return; }
+    memset(d->held, 0, (size_t)d->runs * (G3__RUN / 8));
+    for (int i = 0; i < in->n_held; i++)                        // once per id, however often it is there
+        if (in->held[i] >= 0 && in->held[i] < in->vocab) d->held[in->held[i] >> 5] |= 1u << (in->held[i] & 31);
+}
+
+// Penalty and temperature are in g3__run_logits. False: those two, pushed to extremes, have left no logit above -Inf.
+static bool g3__draw_filter(g3__draw *d, const g3_sampler *p)
+{
+    float room[G3__RUN];
+    for (int run = 0; run < d->runs; run++) d->top[run] = g3__max_of(g3__run_logits(d, run, room), G3__RUN);
+    d->max = g3__max_of(d->top, d->runs);
+    if (!(d->max >= -FLT_MAX)) return false;
+    g3__filter_top_k(d, p->top_k);
+    g3__filter_top_p(d, p->top_p);
+    d->min_p = G3__MAX(p->min_p, 0.0f);                         // of those that are left
+    return true;
+}
+
+// The token where the running sum of the survivors' weights, in the order of the ids, passes u times the whole.
+static int g3__draw_pick(const g3__draw *d, double u)
+{
+    float w[G3__RUN];
+    double rest = u * g3__mass(d);
+    int run = 0, best = 0;
+    while (run < d->runs - 1 && rest >= d->sum[run]) rest -= d->sum[run++];
+    while (run > 0 && d->sum[run] == 0) rest = d->sum[--run];   // u times the whole was rounded up: the last survivor
+    g3__run_weights(d, run, w);
+    for (int i = 0; i < G3__RUN && rest >= 0; i++) {
+        if (w[i] == 0) continue;
+        best = run * G3__RUN + i;
+        rest -= (double)w[i];
+    }
+    return best;
+}
+
+// ---- one token
+
+static int g3__argmax(const float *z, int n)             // lowest id on ties
+{
+    int i = 0, best = 0, k;
+    float max = g3__max_of(z, G3__MIN(n, (int)G3__RUN));
+    for (; i < n; i += k) {
+        k = G3__MIN(n - i, (int)G3__RUN);
+        float top = g3__max_of(z + i, k);
+        if (top > max) { max = top; best = i; }
+    }
+    while (best < n - 1 && z[best] != max) best++;
+    return best;
+}
+
+// NaN and +Inf are a fault in the weights or the engine, never something to draw from; -Inf is a mask.
+static g3_result g3__logits_check(const float *z, int n, g3_error *err)
+{
+    int bad = 0, i = 0;
+    for (int k = 0; k < n; k++) bad |= !(z[k] <= FLT_MAX);
+    if (!bad) return G3_OK;
+    while (z[i] <= FLT_MAX) i++;
+    return g3__fail(err, G3_ERR_NUMERIC, "the logit of token %d is %s: the weights, or what a hook wrote, are not finite", i, z[i] > 0 ? "+Inf" : "NaN");
+}
+
+// log softmax of the logits before penalty, temperature and filters, over the ids that can be drawn.
+static float g3__logprob(const float *z, int n, int id)
+{
+    float w[G3__RUN], max = g3__max_of(z, n);
+    double sum = 0;
+    for (int i = 0, k; i < n; i += k) {
+        k = G3__MIN(n - i, (int)G3__RUN);
+        g3__exp_row(z + i, max, w, k);
+        sum += g3__sum(w, k);
+    }
+    return (float)((double)z[id] - (double)max - log(sum));
+}
+
+// Exchanges the logits of the banned ids with `other`; in reverse to undo, so that an id named twice is no trouble.
+static void g3__swap_banned(const g3__sample_in *in, float *other, bool undo)
+{
+    int n = G3__MIN(in->n_banned, (int)G3__BANNED);
+    for (int k = 0; k < n; k++) {
+        int j = undo ? n - 1 - k : k, id = in->banned[j];
+        if (id < 0 || id >= in->vocab) continue;
+        float z = in->logits[id];
+        in->logits[id] = other[j];
+        other[j] = z;
+    }
+}
+
+// From logits to an id: hook, check, repeat penalty, temperature, top-k, top-p, min-p, softmax, draw. Greedy needs only
+// the first two. Returns the id, or G3_ERR_NUMERIC; or G3_ERR_STOPPED, with `err` as it was, when the hook said stop.
+static int g3__sample(const g3__sample_in *in, float *logprob, g3_error *err)
+{
+    const g3_sampler *p = in->p;
+    g3__draw d = G3__ZERO;
+    float other[G3__BANNED];
+    if (p->logits_fn && p->logits_fn(p->user, in->logits, in->vocab)) return G3_ERR_STOPPED;
+    g3_result r = g3__logits_check(in->logits, in->vocab, err);
+    if (r != G3_OK) return r;
+    for (int i = 0; i < G3__BANNED; i++) other[i] = -INFINITY;
+    g3__swap_banned(in, other, false);
+    int id = g3__argmax(in->logits, in->vocab);
+    bool any = in->logits[id] > -INFINITY;
+    if (any && !p->greedy) {
+        g3__draw_init(&d, in);
+        if (g3__draw_filter(&d, p)) id = g3__draw_pick(&d, g3__uniform(in->seed, in->position));
+    }
+    if (any && logprob) *logprob = g3__logprob(in->logits, in->vocab, id);
+    g3__swap_banned(in, other, true);
+    return any ? id : (int)g3__fail(err, G3_ERR_NUMERIC, "the logits of all %d tokens are -Inf: every one is masked, there is nothing to draw", in->vocab);
+}
+
+// ---- stop strings
+//
+// The stopper stands between the text of the tokens and the reader. It gives out what is certainly no part of a stop
+// string and keeps back an end that may become one. A match is taken where it ends first; of several that end there, the
+// longest. That does not depend on how the text is cut into pieces.
+
+enum { G3__STOP_COUNT = 64, G3__STOP_TOTAL = 4096, G3__STOP_PIECE = 4096 };
+
+typedef struct g3__stopper {
+    int n, held, shown;                                  // stop strings; bytes kept back, which lie at text + shown
+    bool stopped;                                        // a stop string was met: nothing more comes out
+    int from[G3__STOP_COUNT + 1];                             // string j is bytes[from[j] .. from[j + 1])
+    int state[G3__STOP_COUNT];                                // how many bytes of string j the text so far ends with
+    char bytes[G3__STOP_TOTAL];
+    uint16_t border[G3__STOP_TOTAL];                     // of each beginning: the longest shorter one that it ends with
+    char text[G3__STOP_TOTAL + G3__STOP_PIECE];          // what is kept back, then the piece
+} g3__stopper;
+
+// One byte further in string j: the longest beginning of it that the text now ends with (Knuth, Morris, Pratt 1977).
+static int g3__stop_step(const g3__stopper *s, int j, int state, char c)
+{
+    const char *stop = s->bytes + s->from[j];
+    const uint16_t *border = s->border + s->from[j];
+    while (state && stop[state] != c) state = border[state - 1];
+    return state + (stop[state] == c);
+}
+
+static bool g3__stop_add(g3__stopper *s, const char *stop, g3_error *err)
+{
+    size_t size = stop ? strlen(stop) : 0, at = (size_t)s->from[s->n];
+    if (!size) return g3__fail(err, G3_ERR_ARGUMENT, "stop string %d is empty; leave it out", s->n) == G3_OK;
+    if (size > G3__STOP_TOTAL - at) return g3__fail(err, G3_ERR_ARGUMENT, "the stop strings are longer than %d bytes together", (int)G3__STOP_TOTAL) == G3_OK;
+    for (const char *p = stop; p < stop + size; ) {
+        int n = g3__utf8_size(p, stop + size);
+        if (!n) return g3__fail(err, G3_ERR_ARGUMENT, "stop string %d is not UTF-8", s->n) == G3_OK;
+        p += n;
+    }
+    int j = s->n++, state = 0;
+    memcpy(s->bytes + at, stop, size);
+    s->from[s->n] = (int)(at + size);
+    s->border[at] = 0;
+    for (size_t k = 1; k < size; k++) {
+        state = g3__stop_step(s, j, state, stop[k]);
+        s->border[at + k] = (uint16_t)state;
+    }
+    return true;
+}
+
+static bool g3__stopper_init(g3__stopper *s, const char *const *stops, int n, g3_error *err)    // the strings are copied
+{
+    s->n = s->held = s->shown = 0;
+    s->stopped = false;
+    s->from[0] = 0;
+    memset(s->state, 0, sizeof s->state);
+    if (n < 0 || n > G3__STOP_COUNT || (n && !stops)) return g3__fail(err, G3_ERR_ARGUMENT, "n_stops is %d%s; 0 to %d stop strings are possible", n, n > 0 && !stops ? " and stops is NULL" : "", (int)G3__STOP_COUNT) == G3_OK;
+    for (int j = 0; j < n; j++)
+        if (!g3__stop_add(s, stops[j], err)) { s->n = 0; return false; }
+    return true;
+}
+
+// Takes a piece of text (whole characters) and sets *out to what can be shown: valid until the next call on `s`, or as
+// long as `text` is when there are no stop strings. s->stopped tells that a stop string was met.
+static bool g3__stopper_feed(g3__stopper *s, const char *text, int size, g3__str *out, g3_error *err)
+{
+    *out = g3__str_make(text, 0);
+    if (s->stopped) return true;
+    if (!s->n) { out->n = (size_t)size; return true; }
+    if (size > G3__STOP_PIECE) return g3__fail(err, G3_ERR_FORMAT, "a token of %d bytes is too long to look for stop strings; %d are possible", size, (int)G3__STOP_PIECE) == G3_OK;
+    memmove(s->text, s->text + s->shown, (size_t)s->held);
+    memcpy(s->text + s->held, text, (size_t)size);
+    int end = s->held, limit = s->held + size, kept = s->held;
+    while (end < limit && !s->stopped) {
+        int full = 0;
+        kept = 0;
+        for (int j = 0; j < s->n; j++) {
+            int state = s->state[j] = g3__stop_step(s, j, s->state[j], s->text[end]);
+            if (state == s->from[j + 1] - s->from[j]) full = G3__MAX(full, state);
+            kept = G3__MAX(kept, state);
+        }
+        end++;
+        if (full) { s->stopped = true; kept = full; }
+    }
+    s->shown = end - kept;
+    s->held = s->stopped ? 0 : kept;
+    *out = g3__str_make(s->text, (size_t)s->shown);
+    return true;
+}
+
+static g3__str g3__stopper_flush(g3__stopper *s)         // the end of the answer: what was kept back was no stop string after all
+{
+    g3__str rest = g3__str_make(s->text + s->shown, (size_t)s->held);
+    s->held = 0;
+    memset(s->state, 0, sizeof s->state);
+    return rest;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>plan
+// Owns every byte: what a model and a session keep, and where in their arenas. One layout function for each runs twice,
+// first without memory to count, then over the arena to carve it; so what is planned, printed and taken cannot differ.
+
+enum { G3__WEIGHTS, G3__KV_CACHE, G3__SCRATCH, G3__VISION, G3__HOST, G3__KINDS };
+
+typedef struct g3__layout {
+    char *base;                                          // NULL: only counting
+    uint64_t at;                                         // bytes so far, UINT64_MAX once they no longer fit
+    uint64_t sum[G3__KINDS];
+    g3_plan_item item[48];
+    int n;
+} g3__layout;
+
+static void g3__lay_item(g3__layout *l, int kind, const char *name, uint64_t bytes)
+{
+    int i = 0;
+    while (i < l->n && strcmp(l->item[i].name, name)) i++;
+    if (i == l->n && l->n == G3__COUNT(l->item)) i = l->n - 1;               // cannot happen while the list of names is shorter
+    if (i == l->n) { l->item[i].name = name; l->item[i].bytes = 0; l->n++; }
+    if (!g3__add(l->item[i].bytes, bytes, &l->item[i].bytes)) l->item[i].bytes = UINT64_MAX;
+    if (!g3__add(l->sum[kind], bytes, &l->sum[kind])) l->sum[kind] = UINT64_MAX;
+}
+
+// The next `bytes` of the arena, on a cache line; what the line needs to be full counts as scratch.
+static void *g3__lay(g3__layout *l, int kind, const char *name, uint64_t bytes)
+{
+    uint64_t from = l->at, gap = bytes % G3__ALIGN ? G3__ALIGN - bytes % G3__ALIGN : 0;
+    g3__lay_item(l, kind, name, bytes);
+    if (gap) g3__lay_item(l, G3__SCRATCH, "scratch: alignment", gap);
+    if (!g3__add(l->at, bytes, &l->at) || !g3__add(l->at, gap, &l->at)) l->at = UINT64_MAX;
+    return l->base ? l->base + from : NULL;
+}
+
+// ---- what a model is
+
+struct g3_model {
+    g3__heap heap;
+    g3__zone keep;                                       // names, tables, tokenizer: as long as the model
+    g3_model_desc desc;                                  // zeros replaced; strings copied into keep
+    g3_session_desc first;                               // what desc.session pointed to
+    g3__shards shards;
+    g3__config config;
+    g3__generation_config generation;
+    g3__weights weights;
+    g3__tok tok;
+    bool has_tok, chat;                                  // chat: a chat template came with the files
+    char *arena;
+    uint64_t arena_bytes;
+    g3__pool pool;
+    const g3__ops *op;
+    g3__tower text;
+    g3__mat embed, head;
+    g3__norm final;
+    g3__mutex lock;                                      // guards heap and users
+    bool has_lock;
+    int users;                                           // the caller and every open session
+    uint64_t session_bytes;                              // arenas of the sessions that are open
+    uint64_t weight_bytes, parameters, bytes_per_token;
+    char name[96];
+};
+
+// ---- what a session is
+
+typedef struct g3__answer {                              // one generation, from its first token to its last
+    g3_sampler p;                                        // zeros replaced
+    int max_tokens, made;                                // made: tokens counted so far
+    bool ignore_stop_ids, ending;                        // ending: no further token; only held-back text may follow
+    g3__utf8 utf8;
+    g3__stopper stop;
+    char text[G3__STOP_PIECE + 64], shown[G3__STOP_TOTAL + G3__STOP_PIECE + 64];    // whole characters of one token; what is given out
+} g3__answer;
+
+enum { G3__ANSWER_NONE, G3__ANSWER_RUNNING, G3__ANSWER_OVER };
+
+struct g3_session {
+    g3_model *m;
+    g3_session_desc desc;                                // zeros replaced
+    char *arena;
+    uint64_t arena_bytes;
+    g3__run run;
+    g3__kv *kv, **kv_of;                                 // [layers], [layers]: one sequence
+    int *ids, *fresh;                                    // [context] tokens held; [context] a conversation just rendered
+    int held, done, high;                                // tokens held; of these through the model (a sampled token waits for the next step); positions ever written
+    int last, kept;                                      // rows of the last step; of these, the ones whose logits can be asked for
+    float *logits;                                       // [logits_rows][vocab]
+    bool logits_done;
+    void *sample_work;
+    g3__answer *answer;
+    int answering;                                       // G3__ANSWER_…
+    bool speaking, told;                                 // the model's turn is open; the log says that this model was not trained to chat
+    g3__layer *layers;                                   // [layers] the model's, with the observer's table in each; NULL without a probe
+    float *seen;                                         // [heads][context] one row's attention, for the probe
+    g3__tower text;                                      // the model's tower, over those layers
+    g3_error err;                                        // the running call's, for the operations
+    int cancel, running;                                 // set from other threads
+    uint64_t seed, seed_used;                            // from the clock; of the last draw
+    bool answered;                                       // the next tokens added begin a new count
+    g3_stats stats;
+    g3_finish finish;
+};
+
+// ---- the layouts
+
+static const char *g3__weight_item(int slot)             // the line of the plan that a layer's slot belongs to
+{
+    switch (slot) {
+    case G3__Q: case G3__K: case G3__V: case G3__O: return "weights: attention";
+    case G3__GATE: case G3__UP: case G3__DOWN: return "weights: feed-forward";
+    default: return "weights: norms";
+    }
+}
+
+static const char *g3__weights_item(const g3__weights *s, int i)
+{
+    if (i >= s->n - G3__PROJ_SLOTS && s->vision) return "vision: projector";
+    if (i >= s->n_text) return "vision: tower";
+    if (i >= G3__ONCE_SLOTS) return g3__weight_item((i - G3__ONCE_SLOTS) % G3__TEXT_SLOTS);
+    return i == G3__EMBED ? "weights: embedding" : i == G3__HEAD ? "weights: head" : "weights: norms";
+}
+
+// Where the parts of every weight lie; place may be NULL while counting.
+typedef struct g3__place { char *data, *absmax, *nested_absmax, *nested_map; } g3__place;
+
+static void g3__lay_model(g3__layout *l, const g3__weights *s, g3__place *place)
+{
+    for (int i = 0; i < s->n; i++) {
+        const g3__weight *w = &s->w[i];
+        int kind = i < s->n_text ? G3__WEIGHTS : G3__VISION;
+        const char *name = g3__weights_item(s, i);
+        g3__place p = G3__ZERO;
+        if (!w->data) continue;
+        p.data = (char *)g3__lay(l, kind, name, w->data->bytes);
+        if (w->absmax) p.absmax = (char *)g3__lay(l, kind, name, w->absmax->bytes);
+        if (w->nested_absmax) p.nested_absmax = (char *)g3__lay(l, kind, name, w->nested_absmax->bytes);
+        if (w->nested_map) p.nested_map = (char *)g3__lay(l, kind, name, w->nested_map->bytes);
+        if (place) place[i] = p;
+    }
+}
+
+static int g3__ring_rows(const g3__config *c, const g3_session_desc *d, int layer)       // rows of one layer's cache
+{
+    int64_t ring = (int64_t)c->window + d->batch;
+    return c->full[layer] || ring > d->context ? d->context : (int)ring;
+}
+
+static uint64_t g3__kv_bytes(const g3__kv *kv) { return (uint64_t)kv->rows * (uint64_t)kv->kv_heads * (uint64_t)kv->head_dim * (uint64_t)g3__kv_size(kv->format); }
+
+static void g3__lay_kv(g3__layout *l, const g3__config *c, const g3_session_desc *d, g3__kv *kvs)
+{
+    for (int i = 0; i < c->layers; i++) {
+        const char *name = c->full[i] ? "kv: full layers" : "kv: sliding layers";
+        g3__kv kv = G3__ZERO;
+        kv.format = d->kv;
+        kv.rows = g3__ring_rows(c, d, i);
+        kv.kv_heads = c->kv_heads;
+        kv.head_dim = c->head_dim;
+        uint64_t bytes = g3__kv_bytes(&kv), scales = g3__kv_scaled(d->kv) ? (uint64_t)kv.rows * (uint64_t)kv.kv_heads * sizeof(float) : 0;
+        kv.k = g3__lay(l, G3__KV_CACHE, name, bytes);
+        kv.v = g3__lay(l, G3__KV_CACHE, name, bytes);
+        if (scales) kv.k_scale = (float *)g3__lay(l, G3__KV_CACHE, name, scales);
+        if (scales) kv.v_scale = (float *)g3__lay(l, G3__KV_CACHE, name, scales);
+        if (kvs) kvs[i] = kv;
+    }
+}
+
+static g3__shape g3__text_shape(const g3__config *c, const g3_session_desc *d, int width)
+{
+    g3__shape s = G3__ZERO;
+    s.batch = d->batch;
+    s.dim = c->dim;
+    s.ffn = c->ffn;
+    s.heads = c->heads;
+    s.kv_heads = c->kv_heads;
+    s.head_dim = c->head_dim;
+    s.gated = true;
+    s.kinds = 2;
+    s.width = width;
+    return s;
+}
+
+static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts)
+{
+    g3__acts_item item[G3__ACTS_ITEMS];
+    g3__acts_sizes(shape, item);
+    for (int i = 0; i < G3__ACTS_ITEMS; i++) {
+        uint64_t bytes;
+        if (!g3__mul(item[i].count, sizeof(float), &bytes)) bytes = UINT64_MAX;
+        float *p = (float *)g3__lay(l, G3__SCRATCH, strcmp(item[i].name, "work") ? "scratch: activations" : "scratch: attention", bytes);
+        if (acts) memcpy((char *)acts + item[i].member, &p, sizeof p);
+    }
+}
+
+static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session_desc *d, int width, g3_session *s)   // s NULL: only counting
+{
+    g3_session none = G3__ZERO, *o = s ? s : &none;
+    g3__shape shape = g3__text_shape(c, d, width);
+    uint64_t layers = (uint64_t)c->layers, vocab = (uint64_t)c->vocab;
+    o->kv = (g3__kv *)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv));
+    o->kv_of = (g3__kv **)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv *));
+    o->run.rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof(g3__row));
+    o->ids = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
+    o->fresh = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
+    g3__lay_kv(l, c, d, s ? s->kv : NULL);
+    g3__lay_acts(l, &shape, s ? &s->run.a : NULL);
+    o->logits = (float *)g3__lay(l, G3__SCRATCH, "scratch: logits", (uint64_t)d->logits_rows * vocab * sizeof(float));
+    o->sample_work = g3__lay(l, G3__SCRATCH, "scratch: sampler", g3__sample_work(c->vocab));
+    o->answer = (g3__answer *)g3__lay(l, G3__SCRATCH, "scratch: answer", sizeof(g3__answer));
+    if (d->probe.probe_fn) o->layers = (g3__layer *)g3__lay(l, G3__SCRATCH, "scratch: probe", layers * sizeof(g3__layer));
+    if (d->probe.probe_fn && d->probe.points & G3_POINT_ATTENTION)
+        o->seen = (float *)g3__lay(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->heads * (uint64_t)d->context * sizeof(float));
+    if (s) s->run.shape = shape;
+}
+
+// ---- what is asked for, with zeros replaced
+
+static bool g3__session_resolve(const g3__config *c, bool vision, const g3_session_desc *in, g3_session_desc *d, g3_error *err)   // a negative context stays: "the largest that fits"
+{
+    memset(d, 0, sizeof *d);
+    if (in) *d = *in;
+    if (d->context == 0) d->context = G3__MIN(8192, c->max_context);
+    if (d->batch == 0) d->batch = 512;
+    if (d->kv == G3_KV_DEFAULT) d->kv = G3_KV_BF16;
+    if (d->logits_rows == 0) d->logits_rows = 1;
+    if (d->probe.rows == 0) d->probe.rows = 1;
+    if (d->context > c->max_context) return g3__fail(err, G3_ERR_ARGUMENT, "context: %d tokens are more than the %d this model was made for", d->context, c->max_context) == G3_OK;
+    if (d->batch < 1) return g3__fail(err, G3_ERR_ARGUMENT, "batch: %d is not a number of tokens", d->batch) == G3_OK;
+    if ((int)d->kv < 0 || d->kv > G3_KV_INT8) return g3__fail(err, G3_ERR_ARGUMENT, "kv: %d is none of G3_KV_F32, _BF16, _FP8, _INT8", (int)d->kv) == G3_OK;
+    if (vision) d->batch = G3__MAX(d->batch, c->vision.tokens);                     // a picture is never split
+    if (d->context > 0) d->batch = G3__MIN(d->batch, d->context);
+    if (d->logits_rows < 1 || d->probe.rows < 1) return g3__fail(err, G3_ERR_ARGUMENT, "logits_rows and probe.rows: a number of rows is needed") == G3_OK;
+    d->logits_rows = G3__MIN(d->logits_rows, d->batch);
+    d->probe.rows = G3__MIN(d->probe.rows, d->batch);
+    return true;
+}
+
+static uint64_t g3__session_bytes(const g3__config *c, const g3_session_desc *d, int context, int width)
+{
+    g3__layout l = G3__ZERO;
+    g3_session_desc at = *d;
+    at.context = context;
+    at.batch = G3__MIN(at.batch, context);
+    at.logits_rows = G3__MIN(at.logits_rows, at.batch);
+    g3__lay_session(&l, c, &at, width, NULL);
+    return l.at;
+}
+
+// The largest context whose `sessions` sessions take at most `room` bytes; 0: not even one token. Sizes grow with the context, so halving finds it.
+static int g3__largest_context(const g3__config *c, const g3_session_desc *d, int sessions, int width, uint64_t room)
+{
+    int low = 0, high = c->max_context;
+    while (low < high) {
+        int mid = low + (high - low + 1) / 2;
+        uint64_t bytes;
+        if (g3__mul(g3__session_bytes(c, d, mid, width), (uint64_t)sessions, &bytes) && bytes <= room) low = mid;
+        else high = mid - 1;
+    }
+    return low;
+}
+
+// ---- the plan
+
+typedef struct g3__asked {             // what the plan is made for
+    const g3__config *c;
+    const g3__weights *w;
+    g3_session_desc d;                 // resolved; its context may be negative
+    int sessions, width;
+    uint64_t limit, free;              // memory_limit, and what the system reports
+    uint64_t host[4];                  // host memory: parsing at its peak, then what stays, staging, one session's
+} g3__asked;
+
+static uint64_t g3__model_bytes(const g3__weights *w)
+{
+    g3__layout l = G3__ZERO;
+    g3__lay_model(&l, w, NULL);
+    return l.at;
+}
+
+static void g3__plan_advice(g3_plan *p, const g3__asked *a, uint64_t need)
+{
+    g3_session_desc d = a->d;
+    uint64_t model = g3__model_bytes(a->w), room = p->available > need - p->total ? p->available - (need - p->total) : 0;
+    int small = 0;
+    char try_[96] = "a smaller model";
+    d.kv = G3_KV_INT8;
+    d.batch = G3__MIN(d.batch, a->w->vision ? G3__MAX(64, a->c->vision.tokens) : 64);
+    if (room > model) small = g3__largest_context(a->c, &d, a->sessions, a->width, room - model);
+    if (p->max_context) snprintf(try_, sizeof try_, "context %d", p->max_context);
+    else if (small) snprintf(try_, sizeof try_, "kv int8, batch %d and context %d", d.batch, small);
+    else if (a->w->vision && room > p->weights) snprintf(try_, sizeof try_, "no_vision");
+    snprintf(p->advice, sizeof p->advice, "%llu bytes too few: weights %llu + vision %llu + kv %llu + scratch %llu, available %llu; %s would fit", (unsigned long long)(need - p->available),
+             (unsigned long long)p->weights, (unsigned long long)p->vision, (unsigned long long)p->kv, (unsigned long long)p->scratch, (unsigned long long)p->available, try_);
+}
+
+static void g3__plan_host(g3__layout *l, const g3__asked *a)                    // the peak is either while parsing or later
+{
+    uint64_t later = a->host[1] + a->host[2] + (uint64_t)a->sessions * a->host[3];
+    g3__lay_item(l, G3__HOST, "host: names, tables, tokenizer", a->host[1]);
+    g3__lay_item(l, G3__HOST, "host: staging while loading", a->host[2]);
+    g3__lay_item(l, G3__HOST, "host: sessions", (uint64_t)a->sessions * a->host[3]);
+    if (a->host[0] > later) g3__lay_item(l, G3__HOST, "host: more while parsing", a->host[0] - later);
+}
+
+// Fills the plan and settles the context: a->d.context is the one in use afterwards.
+static void g3__plan_make(g3_plan *p, g3__asked *a)
+{
+    g3__layout l = G3__ZERO;
+    uint64_t model = g3__model_bytes(a->w), host, need;
+    memset(p, 0, sizeof *p);
+    g3__plan_host(&l, a);
+    host = l.sum[G3__HOST];
+    p->backend = G3_BACKEND_CPU;
+    p->available = a->limit ? a->limit : a->free;
+    uint64_t beside = a->limit ? 0 : host;                                       // a limit is for the arenas; the system's free memory is for all
+    uint64_t room = p->available > beside ? p->available - beside : 0;
+    p->max_context = room > model ? g3__largest_context(a->c, &a->d, a->sessions, a->width, room - model) : 0;
+    if (a->d.context < 0) {
+        a->d.context = G3__MAX(p->max_context, 1);
+        a->d.batch = G3__MIN(a->d.batch, a->d.context);
+        a->d.logits_rows = G3__MIN(a->d.logits_rows, a->d.batch);
+    }
+    g3__lay_model(&l, a->w, NULL);
+    for (int i = 0; i < a->sessions; i++) g3__lay_session(&l, a->c, &a->d, a->width, NULL);
+    p->weights = l.sum[G3__WEIGHTS];
+    p->kv = l.sum[G3__KV_CACHE];
+    p->scratch = l.sum[G3__SCRATCH];
+    p->vision = l.sum[G3__VISION];
+    p->total = l.at;
+    p->host = host;
+    p->n_items = l.n;
+    memcpy(p->items, l.item, sizeof p->items);
+    if (!g3__add(p->total, beside, &need)) need = UINT64_MAX;
+    p->fits = p->available && need <= p->available;
+    if (!p->available) snprintf(p->advice, sizeof p->advice, "the system does not say how much memory is free; give memory_limit");
+    else if (!p->fits) g3__plan_advice(p, a, need);
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>load
+// Owns opening a model: the small files (config, headers, tokenizer), then the weights, read once, in file order, several
+// reads in flight, straight into the one arena that the plan has counted.
+
+// ---- the small files
+
+enum { G3__CONFIG_LIMIT = 4 << 20, G3__TOKENIZER_LIMIT = 256 << 20 };
+
+static bool g3__load_config(g3_model *m, g3__zone *temp, g3_error *err)
+{
+    char *text;
+    size_t size;
+    const g3__source *src = &m->shards.src;
+    if (!g3__file_text(src, "config.json", G3__CONFIG_LIMIT, temp, &text, &size, err)) return false;
+    if (!g3__config_read(&m->config, text, size, &m->keep, err)) return false;
+    if (!g3__file_exists(src, "generation_config.json")) return true;
+    return g3__file_text(src, "generation_config.json", G3__CONFIG_LIMIT, temp, &text, &size, err) && g3__generation_read(&m->generation, text, size, err);
+}
+
+static bool g3__load_tokenizer(g3_model *m, g3__zone *temp, g3_error *err)       // absent: the model runs on ids
+{
+    char *text;
+    size_t size;
+    if (!g3__file_exists(&m->shards.src, "tokenizer.json")) return true;
+    m->has_tok = g3__file_text(&m->shards.src, "tokenizer.json", G3__TOKENIZER_LIMIT, temp, &text, &size, err)
+              && g3__tok_load(&m->tok, text, size, m->config.vocab, &m->keep, temp, err);
+    return m->has_tok;
+}
+
+static bool g3__load_template(g3_model *m, g3__zone *temp, g3_error *err)        // is there a chat template at all? Its text is never run
+{
+    g3__value file = G3__ZERO, found;
+    const g3__source *src = &m->shards.src;
+    m->chat = g3__file_exists(src, "chat_template.jinja") || g3__file_exists(src, "chat_template.json");
+    if (m->chat || !g3__file_exists(src, "tokenizer_config.json")) return true;
+    if (!g3__file_text(src, "tokenizer_config.json", G3__TOKENIZER_LIMIT, temp, &file.p, &file.n, err)) return false;
+    if (!g3__json_get(file, "tokenizer_config.json", "chat_template", &found, err)) return false;
+    m->chat = found.p != NULL;
+    return true;
+}
+
+// Everything but the weights. What was only needed for parsing is given back before the tokenizer is read, and again after it.
+static bool g3__load_small(g3_model *m, g3_error *err)
+{
+    g3__zone temp;
+    g3__zone_init(&temp, &m->heap);
+    bool ok = g3__load_config(m, &temp, err) && g3__shards_open(&m->shards, &m->keep, &temp, err)
+           && g3__weights_bind(&m->weights, &m->config, &m->shards, m->desc.no_vision, &m->keep, err);
+    g3__zone_free(&temp);
+    ok = ok && g3__load_tokenizer(m, &temp, err);
+    g3__zone_free(&temp);
+    ok = ok && g3__load_template(m, &temp, err);
+    g3__zone_free(&temp);
+    return ok;
+}
+
+// ---- rows of one tensor, decoded from the file: no arena needed
+
+typedef struct g3__reader { const g3__shards *shards; const g3__weight *w; uint64_t at, n; float *dst; g3_error *err; } g3__reader;
+
+static bool g3__read_dense(g3__reader *r)
+{
+    unsigned char piece[16384];
+    g3__bits bits = G3__ZERO;
+    uint64_t unit = g3__format_bits(r->w->format) / 8;
+    bits.format = r->w->format;
+    bits.data = piece;
+    while (r->n) {
+        uint64_t n = G3__MIN(r->n, sizeof piece / unit);
+        if (!g3__tensor_read(r->shards, r->w->data, r->at * unit, piece, n * unit, r->err)) return false;
+        g3__decode(&bits, 0, n, r->dst);
+        r->at += n; r->n -= n; r->dst += n;
+    }
+    return true;
+}
+
+enum { G3__READ_STEP = 4096 };                           // elements: a whole number of blocks of every legal size
+
+// The scales of `n` blocks from block b on, as plain float32, whatever way they are stored.
+static bool g3__read_scales(const g3__reader *r, uint64_t b, uint64_t n, const float *map, float *scale)
+{
+    const g3__weight *w = r->w;
+    unsigned char codes[G3__READ_STEP / 32];
+    float groups[G3__READ_STEP / 32 + 1];
+    if (!w->nested_blocksize) return g3__tensor_read(r->shards, w->absmax, b * 4, scale, n * 4, r->err);
+    uint64_t first = b / w->nested_blocksize, last = (b + n - 1) / w->nested_blocksize;
+    if (!g3__tensor_read(r->shards, w->absmax, b, codes, n, r->err)) return false;
+    if (!g3__tensor_read(r->shards, w->nested_absmax, first * 4, groups, (last - first + 1) * 4, r->err)) return false;
+    for (uint64_t i = 0; i < n; i++) {
+        g3__bits one = G3__ZERO;                         // a single block, so that the definition in >>numbers does the arithmetic
+        one.absmax = &codes[i];
+        one.nested_absmax = &groups[(b + i) / w->nested_blocksize - first];
+        one.nested_map = map;
+        one.nested_offset = w->nested_offset;
+        one.nested_blocksize = w->nested_blocksize;
+        scale[i] = g3__block_scale(&one, 0);
+    }
+    return true;
+}
+
+static bool g3__read_4bit(g3__reader *r)
+{
+    const g3__weight *w = r->w;
+    unsigned char codes[G3__READ_STEP / 2];
+    float scale[G3__READ_STEP / 32], map[256];
+    g3__bits bits = G3__ZERO;
+    uint64_t total = g3__weight_count(w);
+    bits.format = w->format;
+    bits.data = codes;
+    bits.absmax = scale;
+    bits.blocksize = w->blocksize;
+    if (w->nested_map && !g3__tensor_read(r->shards, w->nested_map, 0, map, sizeof map, r->err)) return false;
+    while (r->n) {
+        uint64_t step = r->at / G3__READ_STEP * G3__READ_STEP, end = G3__MIN(step + G3__READ_STEP, total), n = G3__MIN(r->n, end - r->at);
+        if (!g3__tensor_read(r->shards, w->data, step / 2, codes, (end - step + 1) / 2, r->err)) return false;
+        if (!g3__read_scales(r, step / w->blocksize, (end - step + w->blocksize - 1) / w->blocksize, map, scale)) return false;
+        g3__decode(&bits, r->at - step, n, r->dst);
+        r->at += n; r->n -= n; r->dst += n;
+    }
+    return true;
+}
+
+static bool g3__read_elements(const g3__shards *s, const g3__weight *w, uint64_t first, uint64_t n, float *dst, g3_error *err)
+{
+    g3__reader r;
+    r.shards = s;
+    r.w = w;
+    r.at = first;
+    r.n = n;
+    r.dst = dst;
+    r.err = err;
+    return w->format == G3__NF4 || w->format == G3__FP4 ? g3__read_4bit(&r) : g3__read_dense(&r);
+}
+
+// Any tensor of the files as a weight: a bound one, or one the model does not use, described by itself.
+static bool g3__tensor_weight(const g3_model *m, const g3__tensor *t, g3__weight *w, g3_error *err)
+{
+    g3__binder b;
+    g3__quant_state q;
+    b.shards = &m->shards;
+    b.c = &m->config;
+    b.err = err;
+    memset(w, 0, sizeof *w);
+    w->data = t;
+    w->format = g3__tensor_format(t);
+    uint64_t rows = t->rank > 1 ? t->dims[0] : 1, cols = rows ? t->count / rows : 0;
+    w->rows = (int)G3__MIN(rows, (uint64_t)INT_MAX);
+    w->cols = (int)G3__MIN(cols, (uint64_t)INT_MAX);
+    if (t->name.n >= sizeof b.name) return true;                                 // too long to have companions of ours
+    snprintf(b.name, sizeof b.name, "%.*s", (int)t->name.n, t->name.p);
+    const g3__tensor *nf4 = g3__companion(&b, ".quant_state.bitsandbytes__nf4"), *fp4 = g3__companion(&b, ".quant_state.bitsandbytes__fp4");
+    if (!nf4 == !fp4) return true;
+    if (!g3__bind_state(&b, nf4 ? nf4 : fp4, &q)) return false;
+    if (!q.rows || !q.cols || q.rows > INT_MAX || q.cols > INT_MAX) return g3__bind_fail(&b, G3_ERR_FORMAT, t, "its quant_state has a shape no weight has");
+    w->rows = (int)q.rows;
+    w->cols = (int)q.cols;
+    return g3__bind(&b, w, w->rows, w->cols, 2);
+}
+
+// ---- weights into the arena
+
+enum { G3__CHUNK = 4 << 20 };
+
+typedef struct g3__chunk { const g3__file *file; uint64_t offset; char *dst; uint32_t size; } g3__chunk;
+
+typedef struct g3__loading {
+    g3_model *m;
+    char **dst;                        // [shards.n] where a tensor's bytes go; NULL: nowhere
+    g3__chunk *chunk;
+    int n, next, end;                  // next: the first chunk nobody reads yet; end: where this round stops
+    int failed;                        // number of the chunk that could not be read, + 1
+} g3__loading;
+
+static void g3__load_dst(g3__loading *l, const g3__tensor *t, char *dst) { if (t) l->dst[t - l->m->shards.tensor] = dst; }
+
+static int g3__load_chunks(g3__loading *l)               // tensors in file order, cut into pieces; how many; stored when there is room for them
+{
+    const g3__shards *s = &l->m->shards;
+    int n = 0;
+    for (uint64_t i = 0; i < s->n; i++)
+        for (uint64_t at = 0; l->dst[i] && at < s->tensor[i].bytes; at += G3__CHUNK, n++) {
+            if (!l->chunk) continue;
+            l->chunk[n].file = &s->file[s->tensor[i].file];
+            l->chunk[n].offset = s->tensor[i].offset + at;
+            l->chunk[n].dst = l->dst[i] + at;
+            l->chunk[n].size = (uint32_t)G3__MIN(s->tensor[i].bytes - at, (uint64_t)G3__CHUNK);
+        }
+    return n;
+}
+
+static void g3__load_body(void *ctx, int i)              // one reader: takes chunks until the round is over
+{
+    g3__loading *l = (g3__loading *)ctx;
+    (void)i;
+    for (int c; (c = g3__atomic_add(&l->next, 1)) < l->end; )
+        if (!g3__file_read(l->chunk[c].file, l->chunk[c].offset, l->chunk[c].dst, l->chunk[c].size, NULL)) g3__atomic_set(&l->failed, c + 1);
+}
+
+// Rounds of about 60 ms, so that progress and cancelling come from the caller's thread without slowing the readers.
+static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_error *err)
+{
+    g3_model *m = l->m;
+    uint64_t done = 0, total = m->weight_bytes;
+    int round = 2 * readers;
+    for (int from = 0; from < l->n; from = l->end) {
+        double start = g3__clock();
+        l->end = G3__MIN(l->n, from + round);
+        g3__atomic_set(&l->next, from);
+        g3__pool_for(pool, readers, g3__load_body, l);
+        if (l->failed) return g3__file_read(l->chunk[l->failed - 1].file, l->chunk[l->failed - 1].offset, l->chunk[l->failed - 1].dst, l->chunk[l->failed - 1].size, err)
+                           || g3__fail(err, G3_ERR_IO, "%s: a read failed and then did not", l->chunk[l->failed - 1].file->name) == G3_OK;
+        for (int c = from; c < l->end; c++) done += l->chunk[c].size;
+        if (m->desc.progress.progress_fn && m->desc.progress.progress_fn(m->desc.progress.user, "weights", done, total))
+            return g3__fail(err, G3_ERR_STOPPED, "loading was stopped by progress_fn after %llu of %llu bytes", (unsigned long long)done, (unsigned long long)total) == G3_OK;
+        double took = g3__clock() - start;
+        if (took < 0.04 && round < 1 << 20) round *= 2;
+        else if (took > 0.1) round = G3__MAX(round / 2, readers);
+    }
+    return true;
+}
+
+static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
+{
+    g3__loading l = G3__ZERO;
+    g3__pool readers;
+    int width = G3__MAX(m->shards.src.files.width, 1);
+    l.m = m;
+    l.dst = (char **)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.dst, err);
+    if (!l.dst) return false;
+    for (int i = 0; i < m->weights.n; i++) {
+        const g3__weight *w = &m->weights.w[i];
+        g3__load_dst(&l, w->data, place[i].data);
+        g3__load_dst(&l, w->absmax, place[i].absmax);
+        g3__load_dst(&l, w->nested_absmax, place[i].nested_absmax);
+        g3__load_dst(&l, w->nested_map, place[i].nested_map);
+    }
+    l.n = g3__load_chunks(&l);
+    int cap = l.n;
+    l.chunk = (g3__chunk *)g3__heap_alloc(&m->heap, (uint64_t)cap, sizeof *l.chunk, err);
+    bool ok = l.chunk != NULL;
+    if (ok) {
+        g3__load_chunks(&l);
+        g3__pool_init(&readers, width, m->desc.parallel.for_fn ? &m->desc.parallel : NULL);
+        ok = g3__load_rounds(&l, &readers, G3__MIN(width, g3__pool_width(&readers)), err);
+        g3__pool_free(&readers);
+    }
+    g3__heap_free(&m->heap, l.chunk, (uint64_t)cap, sizeof *l.chunk);
+    g3__heap_free(&m->heap, l.dst, m->shards.n, sizeof *l.dst);
+    return ok;
+}
+
+static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loading: the two tables above
+{
+    uint64_t chunks = m->weight_bytes / G3__CHUNK + (uint64_t)m->weights.n * 4;
+    return m->shards.n * sizeof(char *) + chunks * sizeof(g3__chunk) + (uint64_t)m->weights.n * sizeof(g3__place);
+}
+
+// Scales that were too many to look at before: a NaN or an infinity in them is an error, as in the small ones.
+static bool g3__load_check(const g3_model *m, const g3__place *place, g3_error *err)
+{
+    for (int i = 0; i < m->weights.n; i++) {
+        const g3__weight *w = &m->weights.w[i];
+        if (!w->absmax || w->nested_blocksize) continue;
+        for (uint64_t k = 0; k < w->absmax->count; k++) {
+            float x;
+            memcpy(&x, place[i].absmax + 4 * k, sizeof x);
+            if (!(fabsf(x) <= FLT_MAX)) return g3__st_bad(&m->shards.file[w->absmax->file], w->absmax->name, "a block scale is a NaN or an infinity", err);
+        }
+    }
+    return true;
+}
+
+// ---- from places to the layers of the forward pass
+
+static g3__bits g3__weight_bits(const g3__weight *w, const g3__place *p)
+{
+    g3__bits b = G3__ZERO;
+    b.format = w->format;
+    b.data = p->data;
+    b.absmax = p->absmax;
+    b.nested_absmax = (const float *)(const void *)p->nested_absmax;
+    b.nested_map = (const float *)(const void *)p->nested_map;
+    b.nested_offset = w->nested_offset;
+    b.blocksize = w->blocksize;
+    b.nested_blocksize = w->nested_blocksize;
+    return b;
+}
+
+static void g3__mat_add(g3__mat *a, const g3__weight *w, const g3__place *p)     // one more segment of rows
+{
+    g3__seg *s = &a->seg[a->n_segs++];
+    s->rows = w->rows;
+    s->bits = g3__weight_bits(w, p);
+    a->rows += w->rows;
+    a->cols = w->cols;
+}
+
+static g3__norm g3__rms_norm(const g3__weight *w, const g3__place *p, float eps)
+{
+    g3__norm n = G3__ZERO;
+    n.dim = w->cols;
+    n.eps = eps;
+    n.w = g3__weight_bits(w, p);
+    return n;
+}
+
+static void g3__load_layer(const g3_model *m, int i, const g3__place *place, g3__layer *L)
+{
+    const g3__config *c = &m->config;
+    const g3__weight *w = g3__text_weight(&m->weights, i, 0);
+    const g3__place *p = place + (w - m->weights.w);
+    bool full = c->full[i];
+    L->op = m->op;
+    L->norm_att = g3__rms_norm(&w[G3__NORM_ATT], &p[G3__NORM_ATT], c->eps);
+    L->post_att = g3__rms_norm(&w[G3__POST_ATT], &p[G3__POST_ATT], c->eps);
+    L->norm_ffn = g3__rms_norm(&w[G3__NORM_FFN], &p[G3__NORM_FFN], c->eps);
+    L->post_ffn = g3__rms_norm(&w[G3__POST_FFN], &p[G3__POST_FFN], c->eps);
+    for (int s = G3__Q; s <= G3__V; s++) g3__mat_add(&L->qkv, &w[s], &p[s]);
+    g3__mat_add(&L->wo, &w[G3__O], &p[G3__O]);
+    g3__mat_add(&L->gate_up, &w[G3__GATE], &p[G3__GATE]);
+    g3__mat_add(&L->gate_up, &w[G3__UP], &p[G3__UP]);
+    g3__mat_add(&L->down, &w[G3__DOWN], &p[G3__DOWN]);
+    L->att.heads = c->heads;
+    L->att.kv_heads = c->kv_heads;
+    L->att.head_dim = c->head_dim;
+    L->att.window = full ? 0 : c->window;
+    L->att.scale = c->attn_scale;
+    L->att.theta = full ? c->theta_full : c->theta_sliding;
+    L->att.factor = full ? c->factor_full : c->factor_sliding;
+    L->att.angles = full ? 0 : 1;
+    L->att.q_norm = g3__rms_norm(&w[G3__Q_NORM], &p[G3__Q_NORM], c->eps);
+    L->att.k_norm = g3__rms_norm(&w[G3__K_NORM], &p[G3__K_NORM], c->eps);
+}
+
+static void g3__load_tower(g3_model *m, const g3__place *place)
+{
+    const g3__weight *w = m->weights.w;
+    int head = w[G3__HEAD].data ? G3__HEAD : G3__EMBED;
+    m->text.layers = m->config.layers;
+    m->text.dim = m->config.dim;
+    m->text.embed_scale = m->config.embed_scale;
+    for (int i = 0; i < m->config.layers; i++) g3__load_layer(m, i, place, &m->text.layer[i]);
+    g3__mat_add(&m->embed, &w[G3__EMBED], &place[G3__EMBED]);
+    g3__mat_add(&m->head, &w[head], &place[head]);
+    m->final = g3__rms_norm(&w[G3__NORM], &place[G3__NORM], m->config.eps);
+}
+
+static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
+{
+    bool own = !m->desc.allocator.alloc_fn;
+    *arena = NULL;
+    if (bytes <= SIZE_MAX) *arena = (char *)(own ? g3__pages_take(NULL, (size_t)bytes, G3__ALIGN) : m->heap.a.alloc_fn(m->heap.a.user, (size_t)bytes, G3__ALIGN));
+    return *arena || g3__fail(err, G3_ERR_MEMORY, "the system gives no %llu bytes for an arena", (unsigned long long)bytes) == G3_OK;
+}
+
+static void g3__arena_give(g3_model *m, char *arena, uint64_t bytes)
+{
+    if (!arena) return;
+    if (!m->desc.allocator.alloc_fn) g3__pages_give(NULL, arena, (size_t)bytes);
+    else m->heap.a.free_fn(m->heap.a.user, arena, (size_t)bytes);
+}
+
+// The weights: one arena, one pass over the files, then the towers that point into it.
+static bool g3__load_all(g3_model *m, g3_error *err)
+{
+    g3__layout l = G3__ZERO;
+    uint64_t n = (uint64_t)m->weights.n;
+    g3__place *place = (g3__place *)g3__heap_alloc(&m->heap, n, sizeof *place, err);
+    m->text.layer = (g3__layer *)g3__zone_alloc(&m->keep, (uint64_t)m->config.layers, sizeof *m->text.layer, err);
+    m->arena_bytes = g3__model_bytes(&m->weights);
+    bool ok = place && m->text.layer && g3__arena_take(m, m->arena_bytes, &m->arena, err);
+    if (ok) {
+        l.base = m->arena;
+        g3__lay_model(&l, &m->weights, place);
+        ok = g3__load_weights(m, place, err) && g3__load_check(m, place, err);
+    }
+    if (ok) g3__load_tower(m, place);
+    g3__heap_free(&m->heap, place, n, sizeof *place);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>render
+// Owns the chat template, as an algorithm over ids (SPEC "Chat template"): control tokens of the scaffold go in as ids,
+// and all text between two of them is joined, then encoded with special parsing off, so that no word of a user can open
+// or close a turn. g3_render emits a whole conversation; the chat emits turn after turn, with the same ids.
+
+typedef struct g3__chat_ids { int bos, start_of_turn, end_of_turn, boi, eoi, soft, soft_count; } g3__chat_ids;   // -1: not in the tokenizer
+
+static g3__chat_ids g3__chat_ids_of(const g3__tok *t)    // by their names; config.json may then set boi, eoi, soft and soft_count
+{
+    g3__chat_ids c;
+    c.bos = t->bos;
+    c.start_of_turn = (int)g3__tok_find(t, "<start_of_turn>");
+    c.end_of_turn = (int)g3__tok_find(t, "<end_of_turn>");
+    c.boi = (int)g3__tok_find(t, "<start_of_image>");
+    c.eoi = (int)g3__tok_find(t, "<end_of_image>");
+    c.soft = (int)g3__tok_find(t, "<image_soft_token>");
+    c.soft_count = 256;
+    return c;
+}
+
+// ---- the emitter: takes text and control tokens in order and writes ids
+
+enum { G3__EMIT_LOCAL = 4096 };
+
+typedef struct g3__emit {
+    const g3__tok *t;
+    const g3_allocator *a;
+    const g3__chat_ids *c;
+    g3_error *err;
+    g3_result failed;                  // G3_OK, or the first failure, after which nothing more is done
+    int *ids;                          // the first cap of
+    int64_t cap, n;                    // n ids; n goes on beyond cap
+    char *text;                        // text since the last control token that is not encoded yet: local, or a larger piece of `a`
+    size_t used, room;
+    const int *held; int n_held;       // tokens a session holds: an answer found there word for word keeps its ids; NULL: none
+    char local[G3__EMIT_LOCAL];
+} g3__emit;
+
+static void g3__emit_begin(g3__emit *e, const g3__tok *t, const g3_allocator *a, const g3__chat_ids *c, int *ids, int64_t cap, g3_error *err)
+{
+    e->t = t;
+    e->a = a;
+    e->c = c;
+    e->err = err;
+    e->failed = G3_OK;
+    e->ids = ids;
+    e->cap = cap;
+    e->n = 0;
+    e->text = e->local;
+    e->used = 0;
+    e->room = sizeof e->local;
+    e->held = NULL;
+    e->n_held = 0;
+}
+
+static void g3__emit_encode(g3__emit *e, size_t n)       // the first n bytes of the text become ids
+{
+    int64_t room = e->n < e->cap ? e->cap - e->n : 0;
+    int64_t got = g3__tok_encode(e->t, e->a, e->text, n, G3_TOKENIZE_PLAIN, room ? e->ids + e->n : NULL, room, e->err);
+    if (got < 0) { e->failed = (g3_result)got; return; }
+    e->n += got;
+    e->used -= n;
+    memmove(e->text, e->text + n, e->used);
+}
+
+static void g3__emit_grow(g3__emit *e)                   // there is no place to cut: twice the room
+{
+    size_t room = 2 * e->room;
+    char *more = room > e->room ? (char *)e->a->alloc_fn(e->a->user, room, G3__ALIGN) : NULL;
+    if (!more) { e->failed = g3__fail(e->err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise a text without a break", (unsigned long long)room); return; }
+    memcpy(more, e->text, e->used);
+    if (e->text != e->local) e->a->free_fn(e->a->user, e->text, e->room);
+    e->text = more;
+    e->room = room;
+}
+
+// When the room is full, what stands before the last place that no token can reach across is encoded; words have one at every space.
+static void g3__emit_make_room(g3__emit *e)
+{
+    size_t cut = e->used - 1;
+    while (cut && !g3__tok_cut(e->t, e->text + cut)) cut--;
+    if (cut) g3__emit_encode(e, cut);
+    else g3__emit_grow(e);
+}
+
+static void g3__emit_text(g3__emit *e, g3__str s)        // joined with the text before and after it
+{
+    while (s.n && !e->failed) {
+        size_t n = G3__MIN(s.n, e->room - e->used);
+        memcpy(e->text + e->used, s.p, n);
+        e->used += n;
+        s = g3__str_skip(s, n);
+        if (s.n) g3__emit_make_room(e);
+    }
+}
+
+static void g3__emit_control(g3__emit *e, int id, const char *name)   // one token of the scaffold; ends the text before it
+{
+    if (!e->failed) g3__emit_encode(e, e->used);
+    if (!e->failed && id < 0) e->failed = g3__fail(e->err, G3_ERR_MODEL, "tokenizer.json has no %s, which the chat template needs", name);
+    if (e->failed) return;
+    if (e->n < e->cap) e->ids[e->n] = id;
+    e->n++;
+}
+
+static int64_t g3__emit_end(g3__emit *e)                 // the count, or the g3_result of the first failure; gives the scratch back
+{
+    if (!e->failed) g3__emit_encode(e, e->used);
+    if (e->text != e->local) e->a->free_fn(e->a->user, e->text, e->room);
+    e->text = e->local;
+    return e->failed ? (int64_t)e->failed : e->n;
+}
+
+// ---- trimming, as Python's str.strip: at both ends
+
+static bool g3__space_char(uint32_t c)
+{
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A)
+        || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+static int g3__space_size(const char *p, const char *end)   // bytes of the white space character at p, 0: none
+{
+    const unsigned char *s = (const unsigned char *)p;
+    int n = g3__utf8_size(p, end);
+    uint32_t c = n == 1 ? s[0] : n == 2 ? (uint32_t)(s[0] & 31) << 6 | (s[1] & 63u) : n == 3 ? (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63u) : 0;
+    return n && g3__space_char(c) ? n : 0;
+}
+
+static g3__str g3__trim(g3__str s)
+{
+    const char *p = s.p, *end = s.p + s.n;
+    int n = 1;
+    while (p < end && (n = g3__space_size(p, end)) > 0) p += n;
+    while (p < end) {
+        const char *last = end - 1;                      // the first byte of the last character
+        while (last > p && end - last < 3 && ((unsigned char)*last & 0xC0) == 0x80) last--;
+        if (g3__space_size(last, end) != end - last) break;
+        end = last;
+    }
+    return g3__str_make(p, (size_t)(end - p));
+}
+
+// ---- pieces of a conversation. `who` names the message in errors ("message 3", "the turn").
+
+static void g3__emit_image(g3__emit *e)                  // the newlines join the text around
+{
+    g3__emit_text(e, g3__str_c("\n\n"));
+    g3__emit_control(e, e->c->boi, "<start_of_image>");
+    for (int i = 0; i < e->c->soft_count; i++) g3__emit_control(e, e->c->soft, "<image_soft_token>");
+    g3__emit_control(e, e->c->eoi, "<end_of_image>");
+    g3__emit_text(e, g3__str_c("\n\n"));
+}
+
+static void g3__emit_part(g3__emit *e, const g3_part *part, const char *who, int i)
+{
+    if (part->text && part->image) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "part %d of %s holds both a text and an image; make it two parts", i, who);
+    else if (part->pan_and_scan) e->failed = g3__fail(e->err, G3_ERR_UNSUPPORTED, "part %d of %s asks for pan_and_scan, which is not in this build; leave it false", i, who);
+    else if (part->image) g3__emit_image(e);
+    else if (part->text) g3__emit_text(e, g3__trim(g3__str_c(part->text)));
+}
+
+// A text, or parts instead of it; each text is trimmed by itself. Neither is an empty message.
+static void g3__emit_content(g3__emit *e, const char *text, const g3_part *parts, int n_parts, const char *who)
+{
+    if (n_parts < 0 || (n_parts > 0 && !parts)) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has n_parts %d and %s", who, n_parts, parts ? "parts" : "no parts");
+    else if (text && n_parts) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has both a text and parts; give the text as one of the parts", who);
+    if (e->failed) return;
+    if (text) g3__emit_text(e, g3__trim(g3__str_c(text)));
+    for (int i = 0; i < n_parts && !e->failed; i++) g3__emit_part(e, &parts[i], who, i);
+}
+
+static void g3__emit_open(g3__emit *e, const char *role) // the head of a turn; after it with "model" the model speaks
+{
+    g3__emit_control(e, e->c->start_of_turn, "<start_of_turn>");
+    g3__emit_text(e, g3__str_c(role));
+    g3__emit_text(e, g3__str_c("\n"));
+}
+
+// The end of a turn. `ended`: the model wrote its <end_of_turn> itself. The next thing emitted must be g3__emit_open or the end.
+static void g3__emit_close(g3__emit *e, bool ended)
+{
+    if (!ended) g3__emit_control(e, e->c->end_of_turn, "<end_of_turn>");
+    g3__emit_text(e, g3__str_c("\n"));
+}
+
+// ---- answers that the session holds: their own ids, which encoding the text anew need not give
+
+typedef struct g3__bytes { const g3__tok *t; const int *id; int n; g3__str piece; } g3__bytes;   // the bytes of ids, one after another
+
+static int g3__bytes_next(g3__bytes *b)                  // -1 at the end
+{
+    while (!b->piece.n && b->n) { b->piece = g3__tok_piece(b->t, *b->id++); b->n--; }
+    if (!b->piece.n) return -1;
+    b->piece = g3__str_skip(b->piece, 1);
+    return (unsigned char)b->piece.p[-1];
+}
+
+static bool g3__bytes_equal(g3__bytes b, g3__str text)   // the ids print exactly `text`, white space around both aside
+{
+    char end[4];
+    int c = g3__bytes_next(&b), n = 0;
+    while (c >= 0 && c < 0x80 && g3__space_char((uint32_t)c)) c = g3__bytes_next(&b);            // ASCII only in front: other answers are just encoded anew
+    for (size_t i = 0; i < text.n; i++, c = g3__bytes_next(&b))
+        if (c != (unsigned char)text.p[i]) return false;
+    for (; c >= 0; c = g3__bytes_next(&b)) {
+        end[n++] = (char)c;
+        if (g3__space_size(end, end + n) == n) n = 0;
+        else if (n == 3) return false;
+    }
+    return n == 0;
+}
+
+// The model's turn stands at e->n in the held tokens up to <end_of_turn>, and prints `text`: its ids are taken over.
+static bool g3__emit_held(g3__emit *e, g3__str text)
+{
+    g3__bytes b;
+    int from = (int)e->n, end = from;
+    if (!e->held || e->failed || e->n > e->n_held || e->n > e->cap || memcmp(e->ids, e->held, (size_t)e->n * sizeof *e->ids)) return false;
+    while (end < e->n_held && e->held[end] != e->c->end_of_turn) end++;
+    b.t = e->t;
+    b.id = e->held + from;
+    b.n = end - from;
+    b.piece = g3__str_make(NULL, 0);
+    if (!g3__bytes_equal(b, text)) return false;
+    for (int i = from; i < end; i++, e->n++) if (e->n < e->cap) e->ids[e->n] = e->held[i];
+    return true;
+}
+
+// One closed turn. `system`: text that goes in front of the first user turn, untrimmed and with a blank line after it; NULL: none.
+static void g3__emit_message(g3__emit *e, const char *role, const char *system, const char *text, const g3_part *parts, int n_parts, const char *who)
+{
+    g3__emit_open(e, role);
+    if (system) g3__emit_text(e, g3__str_c(system));
+    if (system) g3__emit_text(e, g3__str_c("\n\n"));
+    if (!e->failed && e->held && text && !n_parts && !strcmp(role, "model")) {
+        g3__emit_encode(e, e->used);                     // no token reaches from the newline into the answer: it is an added token
+        if (g3__emit_held(e, g3__trim(g3__str_c(text)))) text = NULL;
+    }
+    if (!e->failed) g3__emit_content(e, text, parts, n_parts, who);
+    g3__emit_close(e, false);
+}
+
+// ---- whole conversations
+
+static bool g3__render_system(g3__emit *e, const g3_message *m, const char **system)   // a text, or the first part as the template reads it
+{
+    bool parts = m->n_parts > 0 && m->parts;
+    *system = parts ? m->parts[0].text : m->text;
+    if (*system && !(parts && (m->text || m->parts[0].image))) return true;
+    e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message 0 is a system message and must be one text");
+    return false;
+}
+
+static void g3__render_message(g3__emit *e, const g3_message *m, int i, bool user_turn, const char *system)
+{
+    char who[32];
+    bool user = m->role && strcmp(m->role, "user") == 0;
+    snprintf(who, sizeof who, "message %d", i);
+    if (!m->role) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message %d has no role", i);
+    else if (user != user_turn)
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message %d has the role \"%.40s\" where %s must stand: roles alternate between user and assistant, after at most one system message",
+                             i, m->role, user_turn ? "\"user\"" : "any role but \"user\"");
+    else g3__emit_message(e, strcmp(m->role, "assistant") == 0 ? "model" : m->role, system, m->text, m->parts, m->n_parts, who);
+}
+
+static void g3__render_all(g3__emit *e, const g3_message *messages, int n, bool generation_prompt)
+{
+    const char *system = NULL;
+    int first = n > 0 && messages[0].role && strcmp(messages[0].role, "system") == 0;
+    if (n <= first) {
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, first ? "message 0 is a system message alone; add a user message" : "the conversation has no messages");
+        return;
+    }
+    if (first && !g3__render_system(e, &messages[0], &system)) return;
+    g3__emit_control(e, e->c->bos, "<bos>");
+    for (int i = first; i < n && !e->failed; i++) g3__render_message(e, &messages[i], i, (i - first) % 2 == 0, i == first ? system : NULL);
+    if (generation_prompt) g3__emit_open(e, "model");
+}
+
+// The count of ids, of which the first `cap` are written; or a g3_result below 0.
+static int64_t g3__render(const g3__tok *t, const g3_allocator *a, const g3__chat_ids *c, const g3_message *messages, int n, bool generation_prompt, int *ids, int64_t cap, g3_error *err)
+{
+    g3__emit e;
+    g3__emit_begin(&e, t, a, c, ids, cap, err);
+    g3__render_all(&e, messages, n, generation_prompt);
+    return g3__emit_end(&e);
+}
+// ------------------------------------------------------------------------------------------------------------------
+// >>session
+// Owns one conversation's timeline: which tokens are held, where they lie in the rings, what of it can be taken back, and
+// the steps that push tokens through the model. >>chat and >>public are its callers; >>forward does the arithmetic.
+
+// ---- opening and closing
+
+static const g3__ops *g3__probe_table(void);
+static void g3__probe_carve(g3_session *s);
+
+static void g3__session_carve(g3_session *s)             // pointers into the arena; also after the arena of another session was copied over it
+{
+    g3__layout l = G3__ZERO;
+    l.base = s->arena;
+    g3__lay_session(&l, &s->m->config, &s->desc, g3__pool_width(&s->m->pool), s);
+    for (int i = 0; i < s->m->config.layers; i++) s->kv_of[i] = &s->kv[i];
+    s->run.kv = s->kv_of;
+    s->run.op = s->m->op;
+    s->run.pool = &s->m->pool;
+    s->run.memory = &s->m->heap.a;
+    s->run.err = &s->err;
+    s->text = s->m->text;
+    if (s->layers) g3__probe_carve(s);
+}
+
+static uint64_t g3__clock_seed(const void *salt)
+{
+    double t = g3__clock();
+    uint64_t bits;
+    memcpy(&bits, &t, sizeof bits);
+    return g3__mix(bits ^ g3__mix((uint64_t)(uintptr_t)salt)) | 1;               // never 0, which means "from the clock"
+}
+
+static uint64_t g3__session_room(g3_model *m)            // bytes a further session may take; UINT64_MAX: nobody knows
+{
+    uint64_t limit = m->desc.memory_limit, used = m->arena_bytes + m->session_bytes, room = g3__memory_free();
+    if (limit) return limit > used ? limit - used : 0;
+    return room ? room : UINT64_MAX;
+}
+
+static bool g3__session_size(g3_session *s, const g3_session_desc *desc, g3_error *err)   // settles the desc and the arena's size
+{
+    g3_model *m = s->m;
+    int width = g3__pool_width(&m->pool);
+    uint64_t room = g3__session_room(m);
+    if (!g3__session_resolve(&m->config, m->weights.vision, desc, &s->desc, err)) return false;
+    int largest = g3__largest_context(&m->config, &s->desc, 1, width, room);
+    if (s->desc.context < 0) {
+        s->desc.context = G3__MAX(largest, 1);
+        s->desc.batch = G3__MIN(s->desc.batch, s->desc.context);
+        s->desc.logits_rows = G3__MIN(s->desc.logits_rows, s->desc.batch);
+    }
+    s->arena_bytes = g3__session_bytes(&m->config, &s->desc, s->desc.context, width);
+    if (s->arena_bytes <= room) return true;
+    return g3__fail(err, G3_ERR_MEMORY, "a session of context %d takes %llu bytes, %llu are left: a context of %d would fit", s->desc.context,
+                    (unsigned long long)s->arena_bytes, (unsigned long long)room, largest) == G3_OK;
+}
+
+static g3_session *g3__session_make(g3_model *m, const g3_session_desc *desc, g3_error *err)      // under the model's lock
+{
+    g3_session *s = (g3_session *)g3__heap_alloc(&m->heap, 1, sizeof *s, err);
+    if (!s) return NULL;
+    s->m = m;
+    if (!g3__session_size(s, desc, err) || !g3__arena_take(m, s->arena_bytes, &s->arena, err)) {
+        g3__heap_free(&m->heap, s, 1, sizeof *s);
+        return NULL;
+    }
+    m->users++;
+    m->session_bytes += s->arena_bytes;
+    s->seed = g3__clock_seed(s);
+    g3__session_carve(s);
+    memset(s->answer, 0, sizeof *s->answer);
+    return s;
+}
+
+// ---- one call at a time; cancel reaches the running one only
+
+static void g3__call_begin(g3_session *s)
+{
+    g3__error_clear(&s->err);
+    g3__atomic_set(&s->cancel, 0);
+    g3__atomic_set(&s->running, 1);
+}
+
+static g3_result g3__call_end(g3_session *s, g3_error *err)       // the call's own error, copied to the caller's
+{
+    g3__atomic_set(&s->running, 0);
+    if (err) *err = s->err;
+    return s->err.code;
+}
+
+static bool g3__cancelled(g3_session *s)
+{
+    return g3__atomic_get(&s->cancel) && g3__fail(&s->err, G3_ERR_STOPPED, "the call was cancelled");
+}
+
+// ---- steps
+
+static void g3__step(g3_session *s, int n)               // the next n held tokens go through the model
+{
+    for (int t = 0; t < n; t++) {
+        g3__row *row = &s->run.rows[t];
+        row->pos = row->span = s->done + t;
+        row->seq = 0;
+    }
+    s->kept = 0;
+    s->logits_done = false;
+    s->high = G3__MAX(s->high, s->done + n);             // from here on older rows of the rings are gone, whatever happens
+    g3__text_forward(&s->run, &s->text, &s->m->embed, s->ids + s->done, n);
+    if (s->err.code) return;
+    s->done += n;
+    s->last = n;
+    s->kept = G3__MIN(n, s->desc.logits_rows);
+}
+
+// Everything held goes through the model, in steps of `batch`. What could not is no longer held.
+static bool g3__advance(g3_session *s, bool report)
+{
+    const g3_progress *p = &s->desc.progress;
+    int from = s->done, total = s->held - from;
+    while (s->done < s->held && !s->err.code && !g3__cancelled(s)) {
+        g3__step(s, G3__MIN(s->held - s->done, s->desc.batch));
+        if (!s->err.code && report && p->progress_fn && p->progress_fn(p->user, "prompt", (uint64_t)(s->done - from), (uint64_t)total) && s->done < s->held)
+            g3__fail(&s->err, G3_ERR_STOPPED, "the prompt was stopped by progress_fn after %d of %d tokens", s->done - from, total);
+    }
+    s->held = s->done;
+    return !s->err.code;
+}
+
+static bool g3__check_ids(g3_session *s, const int *ids, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->m->config.vocab)
+            return g3__fail(&s->err, G3_ERR_ARGUMENT, "token %d of %d has the id %d; the model's table has rows 0 to %d", i, n, ids[i], s->m->config.vocab - 1) == G3_OK;
+    return true;
+}
+
+static bool g3__check_room(g3_session *s, int64_t held, int64_t n)
+{
+    return n <= s->desc.context - held || g3__fail(&s->err, G3_ERR_CONTEXT, "%lld tokens are held and %lld more make %lld; the context is %d", (long long)held, (long long)n,
+                                                   (long long)(held + n), s->desc.context) == G3_OK;
+}
+
+static void g3__stats_begin(g3_session *s)               // counts run from the first token added after an answer
+{
+    if (!s->answered) return;
+    s->answered = false;
+    s->stats.prompt_tokens = s->stats.images = s->stats.new_tokens = 0;
+    s->stats.prompt_s = s->stats.image_s = s->stats.first_s = s->stats.new_s = 0;
+}
+
+// n tokens that stand at ids + held already. On failure those that went through stay.
+static bool g3__add_held(g3_session *s, int n)
+{
+    double start = g3__clock();
+    int waiting = s->held - s->done, before = s->done;
+    g3__stats_begin(s);
+    s->answering = G3__ANSWER_NONE;
+    s->finish = G3_FINISH_NONE;
+    s->held += n;
+    bool ok = g3__advance(s, true);
+    s->stats.prompt_tokens += G3__MAX(s->done - before - waiting, 0);
+    s->stats.prompt_s += g3__clock() - start;
+    return ok;
+}
+
+static bool g3__add_ids(g3_session *s, const int *ids, int n)
+{
+    if (!g3__check_ids(s, ids, n) || !g3__check_room(s, s->held, n)) return false;
+    if (n) memcpy(s->ids + s->held, ids, (size_t)n * sizeof *ids);
+    return g3__add_held(s, n);
+}
+
+// ---- going back
+
+// Whether position pos can be continued from: all W - 1 keys before it must still be in the rings, which hold the last `rows`
+// positions ever written. Full layers, and rings as long as the context, lose nothing.
+static bool g3__can_rewind(const g3_session *s, int pos)
+{
+    int64_t rows = (int64_t)s->m->config.window + s->desc.batch;
+    bool rings = false;
+    for (int i = 0; i < s->m->config.layers; i++) rings = rings || !s->m->config.full[i];
+    return !rings || rows >= s->desc.context || s->high <= rows || (int64_t)pos - s->m->config.window + 1 >= s->high - rows;
+}
+
+static int g3__rewind(g3_session *s, int pos)            // the position reached
+{
+    if (pos >= s->held) return s->held;
+    if (pos <= 0 || !g3__can_rewind(s, pos)) pos = 0;
+    s->held = pos;
+    s->done = G3__MIN(s->done, pos);
+    if (!pos) s->high = 0;
+    s->kept = 0;
+    s->speaking = s->speaking && pos > 0;
+    s->answering = G3__ANSWER_NONE;
+    s->finish = G3_FINISH_NONE;
+    return pos;
+}
+
+// ---- logits, when asked for
+
+static const float *g3__logits_row(g3_session *s, int back)       // NULL: s->err
+{
+    if (s->done < s->held && !g3__advance(s, false)) return NULL;
+    if (!s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "there are no logits: add a token first"); return NULL; }
+    if (back < 0 || back >= s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "back: %d, but the last step kept %d rows (logits_rows %d)", back, s->kept, s->desc.logits_rows); return NULL; }
+    if (!s->logits_done) g3__logits(&s->run, &s->m->head, &s->m->final, s->last - s->kept, s->kept, s->logits);
+    if (s->err.code) return NULL;
+    s->logits_done = true;
+    return s->logits + (size_t)(s->kept - 1 - back) * (size_t)s->m->config.vocab;
+}
+
+// Ids that are drawn: those the tokenizer has, less the ones that stand for pictures.
+static int g3__draw_token(g3_session *s, const g3_sampler *p, float *logprob)        // the id, or a g3_result
+{
+    g3__sample_in in = G3__ZERO;
+    const g3__config *c = &s->m->config;
+    int banned[3];
+    float *logits = (float *)(uintptr_t)g3__logits_row(s, 0);
+    if (!logits) return s->err.code;
+    banned[0] = c->image_token;
+    banned[1] = c->boi;
+    banned[2] = c->eoi;
+    in.logits = logits;
+    in.vocab = s->m->has_tok ? G3__MIN(c->vocab, s->m->tok.n) : c->vocab;
+    in.held = s->ids;
+    in.n_held = s->held;
+    in.banned = banned;
+    in.n_banned = c->multimodal ? 3 : 0;
+    in.p = p;
+    in.seed = s->seed_used = p->seed ? p->seed : s->seed;
+    in.position = (uint64_t)s->held;
+    in.work = s->sample_work;
+    return g3__sample(&in, p->logprobs ? logprob : NULL, &s->err);
+}
+
+static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first);
+
+// ---- the probe: the table of operations, wrapped (desc.probe). Each wrapper runs the operation, then shows what it made
+
+static g3_session *g3__probe_session(g3__run *r) { return (g3_session *)(void *)((char *)r - offsetof(g3_session, run)); }
+
+static void g3__probe_show(g3_session *s, g3_view *v)
+{
+    const g3_probe *p = &s->desc.probe;
+    if (s->err.code || !(p->points & (unsigned)v->point)) return;
+    v->layer = s->run.layer;
+    if (p->probe_fn(p->user, v)) g3__fail(&s->err, G3_ERR_STOPPED, "stopped by probe_fn at %s of layer %d", v->name, v->layer);
+}
+
+static void g3__probe_rows(g3_session *s, g3_point point, const char *name, float *x, int cols, int n)    // the last rows of [n][cols]
+{
+    g3_view v = G3__ZERO;
+    v.point = point;
+    v.name = name;
+    v.rows = G3__MIN(n, s->desc.probe.rows);
+    v.cols = cols;
+    v.heads = 1;
+    v.pos = s->run.rows[n - v.rows].pos;
+    v.data = x + (size_t)(n - v.rows) * (size_t)cols;
+    g3__probe_show(s, &v);
+}
+
+static void g3__probe_op(g3_session *s, const char *name, int n, double start, uint64_t bytes, uint64_t flops)
+{
+    g3_view v = G3__ZERO;
+    v.point = G3_POINT_OP;
+    v.name = name;
+    v.rows = n;
+    v.pos = s->run.rows[0].pos;
+    v.seconds = g3__clock() - start;
+    v.bytes = bytes;
+    v.flops = flops;
+    g3__probe_show(s, &v);
+}
+
+static uint64_t g3__mat_bytes(const g3__mat *W)          // what one pass over the matrix reads
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < W->n_segs; i++) {
+        const g3__bits *b = &W->seg[i].bits;
+        uint64_t n = (uint64_t)W->seg[i].rows * (uint64_t)W->cols, blocks = b->blocksize ? (n + b->blocksize - 1) / b->blocksize : 0;
+        bytes += (n * g3__format_bits(b->format) + 7) / 8 + blocks * (b->nested_absmax ? 1 : 4);
+        if (b->nested_absmax) bytes += (blocks + b->nested_blocksize - 1) / b->nested_blocksize * 4;
+    }
+    return bytes;
+}
+
+static void g3__probe_embed(g3__run *r, float *y, const g3__mat *E, const int *ids, int n, float scale)
+{
+    g3_session *s = g3__probe_session(r);
+    double start = g3__clock();
+    s->m->op->embed(r, y, E, ids, n, scale);
+    g3__probe_op(s, "embed", n, start, (uint64_t)n * g3__mat_bytes(E) / (uint64_t)G3__MAX(E->rows, 1), (uint64_t)n * (uint64_t)E->cols);
+    g3__probe_rows(s, G3_POINT_EMBED, "embed", y, E->cols, n);
+}
+
+static void g3__probe_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    const g3__layer *L = r->layer >= 0 ? &s->layers[r->layer] : NULL;
+    const char *name = !L ? "linear" : W == &L->qkv ? "qkv" : W == &L->wo ? "wo" : W == &L->gate_up ? "gate_up" : "down";
+    double start = g3__clock();
+    s->m->op->linear(r, y, x, norm, W, n);
+    g3__probe_op(s, name, n, start, g3__mat_bytes(W), 2 * (uint64_t)n * (uint64_t)W->rows * (uint64_t)W->cols);
+}
+
+static void g3__probe_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    double start = g3__clock();
+    s->m->op->norm(r, y, x, norm, n);
+    g3__probe_op(s, "norm", n, start, 8 * (uint64_t)n * (uint64_t)norm->dim, 4 * (uint64_t)n * (uint64_t)norm->dim);
+}
+
+static void g3__probe_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv, const g3__row *rows, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    uint64_t numbers = (uint64_t)n * (uint64_t)(a->heads + 2 * a->kv_heads) * (uint64_t)a->head_dim;
+    double start = g3__clock();
+    s->m->op->rope(r, qkv, a, kv, rows, n);
+    g3__probe_op(s, "rope", n, start, 4 * numbers, 6 * numbers);
+}
+
+static void g3__probe_attention(g3_session *s, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)   // row by row
+{
+    int stride = (a->heads + 2 * a->kv_heads) * a->head_dim;
+    for (int t = n - G3__MIN(n, s->desc.probe.rows); t < n && !s->err.code; t++) {
+        g3_view v = G3__ZERO;
+        v.point = G3_POINT_ATTENTION;
+        v.name = "attention";
+        v.rows = 1;
+        v.heads = a->heads;
+        v.pos = rows[t].pos;
+        v.cols = g3__cpu_attention_row(&s->run, s->seen, qkv + (size_t)t * (size_t)stride, a, kv, &rows[t], &v.key);
+        v.data = s->seen;
+        g3__probe_show(s, &v);
+    }
+}
+
+static void g3__probe_attend(g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    uint64_t seen = 0, most = 0, row = 2 * (uint64_t)a->kv_heads * (uint64_t)a->head_dim * (uint64_t)g3__kv_size(kv->format);
+    double start = g3__clock();
+    s->m->op->attend(r, y, qkv, a, kv, rows, n);
+    for (int t = 0; t < n; t++) {
+        uint64_t keys = (uint64_t)(a->window ? G3__MIN(rows[t].span + 1, a->window) : rows[t].span + 1);
+        seen += keys;
+        most = G3__MAX(most, keys + (uint64_t)n - 1);
+    }
+    g3__probe_op(s, "attend", n, start, G3__MIN(most, (uint64_t)kv->rows) * row, 4 * seen * (uint64_t)a->heads * (uint64_t)a->head_dim);
+    if (s->seen) g3__probe_attention(s, qkv, a, kv, rows, n);
+}
+
+static void g3__probe_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    bool last = r->layer >= 0 && norm == &s->layers[r->layer].post_ffn;
+    g3__probe_rows(s, G3_POINT_BRANCH, last ? "feed-forward" : "attention", (float *)(uintptr_t)y, dim, n);
+    double start = g3__clock();
+    s->m->op->add(r, x, y, norm, dim, n);
+    g3__probe_op(s, "add", n, start, 12 * (uint64_t)n * (uint64_t)dim, 5 * (uint64_t)n * (uint64_t)dim);
+    if (last) g3__probe_rows(s, G3_POINT_LAYER, "layer", x, dim, n);
+}
+
+static void g3__probe_geglu(g3__run *r, float *y, const float *gu, int m, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    double start = g3__clock();
+    s->m->op->geglu(r, y, gu, m, n);
+    g3__probe_op(s, "geglu", n, start, 12 * (uint64_t)n * (uint64_t)m, 10 * (uint64_t)n * (uint64_t)m);
+}
+
+static void g3__probe_begin(g3__run *r, int n) { g3__probe_session(r)->m->op->begin(r, n); }
+static void g3__probe_end(g3__run *r) { g3__probe_session(r)->m->op->end(r); }
+
+static void g3__probe_carve(g3_session *s)               // the session's own layers, each with the wrapping table
+{
+    for (int i = 0; i < s->m->config.layers; i++) {
+        s->layers[i] = s->m->text.layer[i];
+        s->layers[i].op = g3__probe_table();
+    }
+    s->text.layer = s->layers;
+    s->run.op = g3__probe_table();
+}
+
+static const g3__ops *g3__probe_table(void)
+{
+    static const g3__ops table = {
+        "probe", NULL, NULL, NULL, NULL, g3__probe_begin, g3__probe_end, g3__probe_embed, g3__probe_linear, g3__probe_norm,
+        g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, NULL, NULL
+    };
+    return &table;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>chat
+// Owns answers: token after token until something ends them, text given out in whole characters and never past a stop
+// string, and turns whose ids are those of the rendered conversation. g3_chat, g3_generate and g3_next are loops over it.
+
+// ---- one answer
+
+static bool g3__is_stop(const g3_model *m, int id)       // <eos>, <end_of_turn>, and what the files add; never tokenizer_config.json's
+{
+    bool stop = id == 1 || id == 106;
+    for (int i = 0; i < m->config.n_stop; i++) stop = stop || id == m->config.stop[i];
+    for (int i = 0; i < m->generation.n_stop; i++) stop = stop || id == m->generation.stop[i];
+    return stop;
+}
+
+static bool g3__answer_begin(g3_session *s, const g3_generate_desc *desc)
+{
+    g3_generate_desc none = G3__ZERO;
+    g3__answer *a = s->answer;
+    if (!desc) desc = &none;
+    if (!s->held) return g3__fail(&s->err, G3_ERR_ARGUMENT, "there is nothing to continue: add a turn or tokens first") == G3_OK;
+    if (desc->max_tokens < 0) return g3__fail(&s->err, G3_ERR_ARGUMENT, "max_tokens: %d is not a number of tokens", desc->max_tokens) == G3_OK;
+    if (desc->n_stops && !s->m->has_tok) return g3__fail(&s->err, G3_ERR_MODEL, "stop strings need tokenizer.json, which this model's files lack") == G3_OK;
+    a->p = g3__sampler_defaults(&desc->sampler, &s->m->generation);
+    if (!g3__sampler_check(&a->p, &s->err) || !g3__stopper_init(&a->stop, desc->stops, desc->n_stops, &s->err)) return false;
+    a->max_tokens = desc->max_tokens;
+    a->ignore_stop_ids = desc->ignore_stop_ids;
+    a->made = 0;
+    a->ending = false;
+    a->utf8.n = 0;
+    s->answering = G3__ANSWER_RUNNING;
+    s->finish = G3_FINISH_NONE;
+    s->stats.new_tokens = 0;
+    s->stats.new_s = s->stats.first_s = 0;
+    return true;
+}
+
+static void g3__answer_end(g3_session *s, g3_finish why)
+{
+    s->answer->ending = true;
+    s->finish = why;
+}
+
+static void g3__answer_text(g3_session *s, int id, g3_token *t)     // what the token lets us show
+{
+    g3__answer *a = s->answer;
+    g3__str out = g3__str_make(a->text, 0), piece = s->m->has_tok ? g3__tok_piece(&s->m->tok, id) : g3__str_make(NULL, 0);
+    if (piece.n > G3__STOP_PIECE) { g3__fail(&s->err, G3_ERR_FORMAT, "token %d is %llu bytes long; answers can show %d", id, (unsigned long long)piece.n, (int)G3__STOP_PIECE); return; }
+    int n = piece.p ? g3__utf8_stream(&a->utf8, piece, a->text) : 0;
+    if (!g3__stopper_feed(&a->stop, a->text, n, &out, &s->err)) return;
+    if (a->stop.stopped) g3__answer_end(s, G3_FINISH_STOP);
+    t->text = out.p;
+    t->size = (int)out.n;
+}
+
+static void g3__answer_rest(g3_session *s, g3_token *t)             // the end: an incomplete character, the beginning of a stop string
+{
+    g3__answer *a = s->answer;
+    g3__str out = g3__str_make(a->text, 0), kept;
+    if (!a->stop.stopped && s->m->has_tok) {
+        int n = g3__utf8_flush(&a->utf8, a->text);
+        g3__stopper_feed(&a->stop, a->text, n, &out, &s->err);
+        memmove(a->shown, out.p, out.n);
+        kept = g3__stopper_flush(&a->stop);
+        if (kept.n) memcpy(a->shown + out.n, kept.p, kept.n);
+        t->text = a->shown;
+        t->size = (int)(out.n + kept.n);
+    }
+}
+
+static bool g3__answer_more(g3_session *s)               // may another token be made? Else the reason is set
+{
+    g3__answer *a = s->answer;
+    if (a->max_tokens && a->made >= a->max_tokens) g3__answer_end(s, G3_FINISH_LENGTH);
+    else if (s->held >= s->desc.context && a->made) g3__answer_end(s, G3_FINISH_CONTEXT);
+    else if (s->held >= s->desc.context) g3__fail(&s->err, G3_ERR_CONTEXT, "the context of %d tokens is full", s->desc.context);
+    return !a->ending && !s->err.code;
+}
+
+static void g3__answer_stopped(g3_session *s)            // cancelled, or stopped by a hook: an error only before the first token
+{
+    if (s->err.code != G3_ERR_STOPPED || !s->answer->made) return;
+    g3__answer_end(s, g3__atomic_get(&s->cancel) ? G3_FINISH_CANCELLED : G3_FINISH_CALLBACK);
+    g3__error_clear(&s->err);
+}
+
+static void g3__answer_token(g3_session *s, g3_token *t)            // one more token, if nothing ends the answer before; t->id stays -1 then
+{
+    g3__answer *a = s->answer;
+    if (a->ending || !g3__answer_more(s) || g3__cancelled(s)) return;
+    int id = g3__draw_token(s, &a->p, &t->logprob);
+    if (id == G3_ERR_STOPPED) g3__fail(&s->err, G3_ERR_STOPPED, "stopped by logits_fn");
+    if (id < 0 || s->err.code) return;
+    s->ids[s->held++] = id;                              // it goes through the model with whatever comes next
+    if (g3__is_stop(s->m, id) && !a->ignore_stop_ids) { g3__answer_end(s, G3_FINISH_STOP); return; }
+    t->id = id;
+    a->made++;
+    g3__answer_text(s, id, t);
+}
+
+// The next token of the answer: 1, and it is held. 0: the answer is over, *t brings the text that was held back. Below 0: s->err.
+static int g3__answer_next(g3_session *s, g3_token *t)
+{
+    double start = g3__clock();
+    memset(t, 0, sizeof *t);
+    t->text = "";
+    t->id = -1;
+    if (s->answering == G3__ANSWER_OVER) return 0;
+    g3__answer_token(s, t);
+    g3__answer_stopped(s);
+    s->stats.new_tokens = s->answer->made;
+    s->stats.new_s += g3__clock() - start;
+    if (t->id >= 0 && s->answer->made == 1) s->stats.first_s = s->stats.prompt_s + s->stats.image_s + s->stats.new_s;
+    if (t->id >= 0 && !s->err.code) return 1;
+    s->answering = G3__ANSWER_OVER;
+    s->answered = true;
+    if (s->err.code) return s->err.code;
+    g3__answer_rest(s, t);
+    return 0;
+}
+
+static int g3__answer_run(g3_session *s, const g3_generate_desc *desc)          // the whole answer through token_fn: tokens made, or a g3_result
+{
+    g3_token t;
+    int more = 1;
+    if (!g3__answer_begin(s, desc)) return s->err.code;
+    while (more == 1) {
+        more = g3__answer_next(s, &t);
+        if (more < 0) return more;
+        if (!desc || !desc->token_fn || (!more && !t.size)) continue;
+        if (!desc->token_fn(desc->user, &t) || !more) continue;
+        g3__answer_end(s, G3_FINISH_CALLBACK);
+        s->answering = G3__ANSWER_OVER;
+        s->answered = true;
+        break;
+    }
+    return s->answer->made;
+}
+
+// ---- turns
+
+static bool g3__need_text(const g3_model *m, g3_error *err)
+{
+    return m->has_tok || g3__fail(err, G3_ERR_MODEL, "%s has no tokenizer.json: it runs on ids (g3_add_tokens), not on text", m->name) == G3_OK;
+}
+
+static g3__chat_ids g3__model_chat_ids(const g3_model *m)
+{
+    g3__chat_ids c = g3__chat_ids_of(&m->tok);
+    if (m->config.multimodal) { c.boi = m->config.boi; c.eoi = m->config.eoi; c.soft = m->config.image_token; }
+    if (m->config.has_vision) c.soft_count = m->config.vision.tokens;
+    return c;
+}
+
+static bool g3__no_pictures(const g3_part *parts, int n, g3_error *err)
+{
+    for (int i = 0; i < n && parts; i++)
+        if (parts[i].image) return g3__fail(err, G3_ERR_UNSUPPORTED, "part %d is a picture: this build reads text only", i) == G3_OK;
+    return true;
+}
+
+static void g3__tell_untrained(g3_session *s)
+{
+    if (s->m->chat || s->told) return;
+    s->told = true;
+    if (s->m->desc.logger.log_fn) s->m->desc.logger.log_fn(s->m->desc.logger.user, G3_LOG_WARN, "the files bring no chat template: this model was not trained to chat, its answers may wander");
+}
+
+static void g3__turn_emit(g3__emit *e, g3_session *s, const g3__chat_ids *c, const g3_turn *turn)
+{
+    bool ended = s->held && s->ids[s->held - 1] == c->end_of_turn;
+    if (!s->held) g3__emit_control(e, c->bos, "<bos>");
+    else if (s->speaking) g3__emit_close(e, ended);
+    g3__emit_message(e, "user", turn->system, turn->text, turn->parts, turn->n_parts, "the turn");
+    g3__emit_open(e, "model");
+}
+
+// The user's turn, and the model's opened: only the new words are encoded. What is held stays in front.
+static bool g3__turn_add(g3_session *s, const g3_turn *turn)
+{
+    g3__emit e;
+    g3__chat_ids c;
+    if (!turn || (!turn->text && !turn->n_parts)) return g3__fail(&s->err, G3_ERR_ARGUMENT, "turn: text or parts are required") == G3_OK;
+    if (turn->system && s->held) return g3__fail(&s->err, G3_ERR_ARGUMENT, "system: only the first turn can bring a system text; g3_session_rewind(s, 0) starts afresh") == G3_OK;
+    if (!g3__need_text(s->m, &s->err) || !g3__no_pictures(turn->parts, turn->n_parts, &s->err)) return false;
+    g3__tell_untrained(s);
+    c = g3__model_chat_ids(s->m);
+    g3__emit_begin(&e, &s->m->tok, &s->m->heap.a, &c, s->ids + s->held, s->desc.context - s->held, &s->err);
+    g3__turn_emit(&e, s, &c, turn);
+    int64_t n = g3__emit_end(&e);
+    if (n < 0 || !g3__check_room(s, s->held, n) || !g3__check_ids(s, s->ids + s->held, (int)n)) return false;
+    bool ok = g3__add_held(s, (int)n);
+    s->speaking = s->speaking || s->held > 0;
+    return ok;
+}
+
+// Back to before a turn that brought no token, where the rings allow; else it stays, and the next turn closes it.
+static void g3__turn_undo(g3_session *s, int held, bool speaking)
+{
+    if (s->held <= held || !g3__can_rewind(s, held)) return;
+    g3__rewind(s, held);
+    s->speaking = speaking && held > 0;
+}
+
+// ---- whole conversations, each time: the longest beginning that is held is kept
+
+static bool g3__messages_add(g3_session *s, const g3_message *messages, int n, bool generation_prompt)
+{
+    g3__emit e;
+    g3__chat_ids c;
+    int same = 0, from;
+    if (!g3__need_text(s->m, &s->err)) return false;
+    if (n < 0 || (n && !messages)) return g3__fail(&s->err, G3_ERR_ARGUMENT, "messages: n is %d%s", n, messages ? "" : " and messages is NULL") == G3_OK;
+    for (int i = 0; i < n; i++) if (!g3__no_pictures(messages[i].parts, messages[i].n_parts, &s->err)) return false;
+    g3__tell_untrained(s);
+    c = g3__model_chat_ids(s->m);
+    g3__emit_begin(&e, &s->m->tok, &s->m->heap.a, &c, s->fresh, s->desc.context, &s->err);
+    e.held = s->ids;
+    e.n_held = s->held;
+    g3__render_all(&e, messages, n, generation_prompt);
+    int64_t total = g3__emit_end(&e);
+    if (total < 0 || !g3__check_room(s, 0, total) || !g3__check_ids(s, s->fresh, (int)total)) return false;
+    while (same < s->done && same < total - 1 && s->fresh[same] == s->ids[same]) same++;
+    from = g3__rewind(s, same);
+    memcpy(s->ids + from, s->fresh + from, (size_t)(total - from) * sizeof *s->ids);
+    bool ok = g3__add_held(s, (int)(total - from));
+    s->speaking = generation_prompt && ok;
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>cpu
+// The table of operations in plain C: the oracle of every other version.
+// Same bits always: the order in which the terms of a sum are added depends on its length alone (dot products, norms) or on the positions
+// seen (attention), never on the number of rows, threads or chunks. Weights are decoded to float32 exactly, in small blocks on the stack,
+// and used for all rows at hand.
+
+enum {
+    G3__LANES = 8,                     // partial sums of a dot product: lane i % 8 takes element i
+    G3__TILE  = 4,                     // rows of W, and rows of x, worked on together
+    G3__COLS  = 512,                   // elements of a row decoded at a time
+    G3__ROWS  = 64,                    // rows of x that a decoded block serves
+    G3__GRAIN = 65536                  // multiply-adds that are worth waking a thread for
+};
+
+// ---- dot products
+
+#if defined(__GNUC__)
+typedef float g3__lanes __attribute__((vector_size(32), aligned(4), may_alias));
+#define G3__MADD(sum, a, b) ((sum) += (a) * (b))
+#else
+typedef struct g3__lanes { float f[G3__LANES]; } g3__lanes;
+#define G3__MADD(sum, a, b) do { for (int l_ = 0; l_ < G3__LANES; l_++) (sum).f[l_] += (a).f[l_] * (b).f[l_]; } while (0)
+#endif
+#define G3__LOAD(p) (*(const g3__lanes *)(p))
+
+typedef struct g3__sums { float s[G3__TILE][G3__LANES]; } g3__sums;      // of four rows of W and one row of x
+
+static void g3__cpu_tail(g3__sums *sums, const float *const w[G3__TILE], const float *x, int i, int k)
+{
+    for (; i < k; i++)
+        for (int row = 0; row < G3__TILE; row++) sums->s[row][i % G3__LANES] += w[row][i] * x[i];
+}
+
+// sums += W x over k elements, for four rows of W. Only the last piece of a row may have a k that is no multiple of 8.
+static void g3__cpu_dot1(g3__sums *sums, const float *const w[G3__TILE], const float *x, int k)
+{
+    g3__lanes *s = (g3__lanes *)sums->s;
+    g3__lanes s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3];
+    const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+    int i = 0;
+    for (; i + G3__LANES <= k; i += G3__LANES) {
+        const g3__lanes v = G3__LOAD(x + i);
+        G3__MADD(s0, G3__LOAD(w0 + i), v);
+        G3__MADD(s1, G3__LOAD(w1 + i), v);
+        G3__MADD(s2, G3__LOAD(w2 + i), v);
+        G3__MADD(s3, G3__LOAD(w3 + i), v);
+    }
+    s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3;
+    g3__cpu_tail(sums, w, x, i, k);
+}
+
+// The same for four rows of x, `ld` apart: every number loaded is used four times, and each sum is made as above.
+static void g3__cpu_dot4(g3__sums sums[G3__TILE], const float *const w[G3__TILE], const float *x, size_t ld, int k)
+{
+    g3__lanes s[G3__TILE][G3__TILE];
+    const float *x0 = x, *x1 = x + ld, *x2 = x + 2 * ld, *x3 = x + 3 * ld;
+    int i = 0;
+    memcpy(s, sums, sizeof s);
+    for (; i + G3__LANES <= k; i += G3__LANES) {
+        const g3__lanes v0 = G3__LOAD(x0 + i), v1 = G3__LOAD(x1 + i), v2 = G3__LOAD(x2 + i), v3 = G3__LOAD(x3 + i);
+        for (int row = 0; row < G3__TILE; row++) {
+            const g3__lanes u = G3__LOAD(w[row] + i);
+            G3__MADD(s[0][row], u, v0);
+            G3__MADD(s[1][row], u, v1);
+            G3__MADD(s[2][row], u, v2);
+            G3__MADD(s[3][row], u, v3);
+        }
+    }
+    memcpy(sums, s, sizeof s);
+    for (int t = 0; t < G3__TILE; t++) g3__cpu_tail(&sums[t], w, x + (size_t)t * ld, i, k);
+}
+
+static void g3__cpu_dots(g3__sums *sums, const float *const w[G3__TILE], const float *x, size_t ld, int n, int k)     // n rows of x
+{
+    int t = 0;
+    for (; t + G3__TILE <= n; t += G3__TILE) g3__cpu_dot4(sums + t, w, x + (size_t)t * ld, ld, k);
+    for (; t < n; t++) g3__cpu_dot1(sums + t, w, x + (size_t)t * ld, k);
+}
+
+static float g3__cpu_total(const float s[G3__LANES])
+{
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+// ---- work: an operation is a number of units, cut into pieces that threads take. A unit's result does not depend on the cut
+
+typedef struct g3__job {
+    g3__run *r;
+    float *y;
+    const float *x, *table;            // table: of the decoding at hand
+    const g3__mat *W;
+    const g3__norm *norm;
+    const g3__attn *att;
+    const g3__kv *kv;
+    const g3__row *rows;
+    int n, m;                          // rows and columns
+    void (*work)(const struct g3__job *j, int first, int end, int piece);
+    int units, step;                   // piece i is units [i step, (i + 1) step)
+} g3__job;
+
+static g3__job g3__cpu_job(g3__run *r, float *y, const float *x, int n, int m)
+{
+    g3__job j = G3__ZERO;
+    j.r = r; j.y = y; j.x = x; j.n = n; j.m = m;
+    return j;
+}
+
+static void g3__cpu_piece(void *ctx, int i)
+{
+    const g3__job *j = (const g3__job *)ctx;
+    int first = i * j->step;
+    j->work(j, first, G3__MIN(j->units - first, j->step) + first, i);
+}
+
+// Runs the job in at most `pieces` pieces of whole `multiple`s of units; `cost` is the multiply-adds of all: small jobs stay on this thread.
+static void g3__cpu_split(g3__job *j, void (*work)(const g3__job *, int, int, int), int units, int multiple, double cost, int pieces)
+{
+    int most = cost < (double)G3__GRAIN * pieces ? (int)(cost / (double)G3__GRAIN) : pieces, step;
+    step = units / G3__MAX(most, 1) + (units % G3__MAX(most, 1) != 0);
+    step = G3__MIN((step - 1) / multiple, (INT_MAX - multiple) / multiple) * multiple + multiple;
+    j->work = work;
+    j->units = units;
+    j->step = step;
+    pieces = (units - 1) / step + 1;
+    if (pieces == 1) g3__cpu_piece(j, 0);
+    else g3__pool_for(j->r->pool, pieces, g3__cpu_piece, j);
+}
+
+static bool g3__cpu_failed(const g3__run *r) { return r->err->code != G3_OK; }
+
+// ---- memory, begin and end
+
+static void *g3__cpu_alloc(g3__run *r, size_t size)
+{
+    void *p = g3__cpu_failed(r) ? NULL : r->memory->alloc_fn(r->memory->user, size, G3__ALIGN);
+    if (!p) g3__fail(r->err, G3_ERR_MEMORY, "the allocator has no %llu bytes", (unsigned long long)size);
+    return p;
+}
+
+static void g3__cpu_release(g3__run *r, void *buf, size_t size)
+{
+    if (buf) r->memory->free_fn(r->memory->user, buf, size);
+}
+
+static void g3__cpu_copy(g3__run *r, void *dst, const void *src, size_t size)
+{
+    if (!g3__cpu_failed(r) && size) memcpy(dst, src, size);
+}
+
+// angle = pos * f in float32, f = 1 / theta^(2j/D) / factor in float32: the reference rounds there, and far positions tell.
+static void g3__cpu_angle_rows(const g3__job *j, int first, int end, int piece)
+{
+    const int half = j->m;
+    (void)piece;
+    for (int t = first; t < end; t++) {
+        float *angle = j->y + (size_t)t * 2 * (size_t)half, pos = (float)j->rows[t].pos;
+        for (int i = 0; i < half; i++) {
+            double a = (double)(pos * j->x[i]);
+            angle[2 * i] = (float)cos(a);
+            angle[2 * i + 1] = (float)sin(a);
+        }
+    }
+}
+
+static void g3__cpu_angles(g3__run *r, const g3__attn *a, int n)
+{
+    const int half = a->head_dim / 2;
+    float *freq = r->a.freq + (size_t)a->angles * (size_t)half;
+    g3__job j = g3__cpu_job(r, r->a.angle + (size_t)a->angles * (size_t)r->shape.batch * 2 * (size_t)half, freq, n, half);
+    for (int i = 0; i < half; i++) {
+        float exponent = (float)(2 * i) / (float)a->head_dim;
+        freq[i] = 1.0f / (float)pow((double)a->theta, (double)exponent) / a->factor;
+    }
+    j.rows = r->rows;
+    g3__cpu_split(&j, g3__cpu_angle_rows, n, 1, 64.0 * n * half, r->shape.width);
+}
+
+static void g3__cpu_begin(g3__run *r, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    for (int kind = 0; kind < r->shape.kinds; kind++)
+        for (int l = 0; l < r->tower->layers; l++)
+            if (r->tower->layer[l].att.angles == kind) { g3__cpu_angles(r, &r->tower->layer[l].att, n); break; }
+}
+
+static void g3__cpu_end(g3__run *r) { (void)r; }
+
+// ---- norms
+
+// The norm's weights as factors, and for LayerNorm what is added: into the run's two gain buffers.
+static float *g3__cpu_gain(g3__run *r, const g3__norm *norm, int slot)
+{
+    const size_t room = (size_t)G3__MAX(r->shape.dim, r->shape.head_dim);
+    float *gain = r->a.gain + (size_t)slot * room;
+    g3__decode(&norm->w, 0, (uint64_t)norm->dim, gain);
+    if (norm->layer) g3__decode(&norm->b, 0, (uint64_t)norm->dim, gain + room);
+    else for (int i = 0; i < norm->dim; i++) gain[i] += 1.0f;
+    return gain;
+}
+
+static double g3__cpu_squares(const float *x, double mean, int n)        // sum of (x - mean)^2
+{
+    double s[4] = { 0, 0, 0, 0 };
+    for (int i = 0; i < n; i++) { double d = (double)x[i] - mean; s[i & 3] += d * d; }
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) * (1 + w). LayerNorm: y = (x - mean) / sqrt(var + eps) * w + b. x may be y.
+static void g3__cpu_norm_row(float *y, const float *x, const g3__norm *norm, const float *gain, const float *shift)
+{
+    const int n = norm->dim;
+    double mean = 0;
+    if (norm->layer) { for (int i = 0; i < n; i++) mean += (double)x[i]; mean /= n; }
+    const float scale = (float)(1.0 / sqrt(g3__cpu_squares(x, mean, n) / n + (double)norm->eps)), middle = (float)mean;
+    if (norm->layer) for (int i = 0; i < n; i++) y[i] = (x[i] - middle) * scale * gain[i] + shift[i];
+    else             for (int i = 0; i < n; i++) y[i] = x[i] * scale * gain[i];
+}
+
+static void g3__cpu_norm_rows(const g3__job *j, int first, int end, int piece)
+{
+    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
+    const float *gain = j->r->a.gain;
+    (void)piece;
+    for (size_t t = (size_t)first; t < (size_t)end; t++)
+        g3__cpu_norm_row(j->y + t * dim, j->x + t * dim, j->norm, gain, gain + room);
+}
+
+static void g3__cpu_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, y, x, n, norm->dim);
+    g3__cpu_gain(r, norm, 0);
+    j.norm = norm;
+    g3__cpu_split(&j, g3__cpu_norm_rows, n, 1, 4.0 * n * norm->dim, r->shape.width);
+}
+
+static void g3__cpu_add_rows(const g3__job *j, int first, int end, int piece)
+{
+    const size_t dim = (size_t)j->m;
+    float *h = j->r->a.h;
+    (void)piece;
+    for (size_t t = (size_t)first; t < (size_t)end; t++) {
+        const float *y = j->x + t * dim;
+        float *x = j->y + t * dim;
+        if (j->norm) { g3__cpu_norm_row(h + t * dim, y, j->norm, j->r->a.gain, NULL); y = h + t * dim; }
+        for (size_t i = 0; i < dim; i++) x[i] += y[i];
+    }
+}
+
+static void g3__cpu_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, x, y, n, dim);
+    if (norm) g3__cpu_gain(r, norm, 0);
+    j.norm = norm;
+    g3__cpu_split(&j, g3__cpu_add_rows, n, 1, 4.0 * n * dim, r->shape.width);
+}
+
+// ---- linear
+
+// Every byte of 4-bit codes as its two numbers, the high nibble first.
+static void g3__cpu_pairs(float pairs[512], const float code[16])
+{
+    for (int i = 0; i < 256; i++) { pairs[2 * i] = code[i >> 4]; pairs[2 * i + 1] = code[i & 15]; }
+}
+
+// Elements [first, first + n) of 4-bit weights, bit for bit as g3__decode gives them: code times scale, whole bytes at a time.
+static void g3__cpu_decode_4bit(const g3__bits *w, const float *pairs, uint64_t first, int n, float *dst)
+{
+    while (n > 0) {
+        const uint64_t block = first / w->blocksize, left = (block + 1) * w->blocksize - first;
+        const int take = left < (uint64_t)n ? (int)left : n;
+        if ((first | (uint64_t)take) & 1) g3__decode(w, first, (uint64_t)take, dst);
+        else {
+            const uint8_t *code = (const uint8_t *)w->data + first / 2;
+            const float scale = g3__block_scale(w, block);
+            for (int i = 0; i < take; i += 2) memcpy(dst + i, pairs + 2 * code[i / 2], 2 * sizeof *dst);
+            for (int i = 0; i < take; i++) dst[i] *= scale;
+        }
+        first += (uint64_t)take; dst += take; n -= take;
+    }
+}
+
+// n elements of W from `first` as float32: where they lie, or decoded into room.
+static const float *g3__cpu_weights(const g3__bits *w, const float *tables, uint64_t first, int n, float *room)
+{
+    const char *p = (const char *)w->data;
+    if (w->format == G3__F32 && !w->scale && (uintptr_t)p % sizeof(float) == 0) return (const float *)(const void *)p + first;
+    if (w->format == G3__NF4 || w->format == G3__FP4) g3__cpu_decode_4bit(w, tables + (w->format == G3__FP4) * 512, first, n, room);
+    else g3__decode(w, first, (uint64_t)n, room);
+    return room;
+}
+
+// y[t][row0 + i] = W[row + i] x[t] + b[row + i] for up to four rows i of one segment and all rows t of x.
+static void g3__cpu_linear_tile(const g3__job *j, const g3__seg *seg, int row, int row0, int count)
+{
+    const int cols = j->W->cols;
+    float room[G3__TILE][G3__COLS], bias[G3__TILE] = { 0, 0, 0, 0 };
+    g3__sums sums[G3__ROWS];
+    const float *w[G3__TILE];
+    if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)count, bias);
+    for (int t0 = 0; t0 < j->n; t0 += G3__ROWS) {
+        const int n = G3__MIN(j->n - t0, G3__ROWS);
+        const float *x = j->x + (size_t)t0 * (size_t)cols;
+        float *y = j->y + (size_t)t0 * (size_t)j->m + row0;
+        memset(sums, 0, sizeof *sums * (size_t)n);
+        for (int k = 0; k < cols; k += G3__COLS) {
+            const int len = G3__MIN(cols - k, G3__COLS);
+            for (int i = 0; i < G3__TILE; i++)                           // a missing row repeats the last one; its sums are not used
+                w[i] = i < count ? g3__cpu_weights(&seg->bits, j->table, (uint64_t)(row + i) * (uint64_t)cols + (uint64_t)k, len, room[i]) : w[i - 1];
+            g3__cpu_dots(sums, w, x + k, (size_t)cols, n, len);
+        }
+        for (int t = 0; t < n; t++)
+            for (int i = 0; i < count; i++) y[(size_t)t * (size_t)j->m + (size_t)i] = g3__cpu_total(sums[t].s[i]) + bias[i];
+    }
+}
+
+static void g3__cpu_linear_rows(const g3__job *j, int first, int end, int piece)
+{
+    int base = 0;                                                        // first row of the segment
+    (void)piece;
+    for (int s = 0; s < j->W->n_segs; base += j->W->seg[s++].rows) {
+        const g3__seg *seg = &j->W->seg[s];
+        const int stop = G3__MIN(end - base, seg->rows);
+        for (int row = G3__MAX(first - base, 0); row < stop; row += G3__TILE)
+            g3__cpu_linear_tile(j, seg, row, base + row, G3__MIN(stop - row, G3__TILE));
+    }
+}
+
+// y[t][c] = sum_i x[t][i] W[i][c] + b[c], columns [first, end) of a matrix stored [in][out], i ascending.
+static void g3__cpu_linear_cols(const g3__job *j, int first, int end, int piece)
+{
+    const g3__seg *seg = &j->W->seg[0];
+    const size_t out = (size_t)j->m, in = (size_t)j->W->cols;
+    float room[G3__COLS];
+    (void)piece;
+    for (int c = first; c < end; c += G3__COLS) {
+        const int len = G3__MIN(end - c, G3__COLS);
+        memset(room, 0, sizeof room);
+        if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)c, (uint64_t)len, room);
+        for (size_t t = 0; t < (size_t)j->n; t++) memcpy(j->y + t * out + c, room, (size_t)len * sizeof *room);
+        for (size_t i = 0; i < in; i++) {
+            const float *w = g3__cpu_weights(&seg->bits, j->table, (uint64_t)i * (uint64_t)out + (uint64_t)c, len, room);
+            for (size_t t = 0; t < (size_t)j->n; t++) {
+                const float x = j->x[t * in + i];
+                float *y = j->y + t * out + c;
+                for (int k = 0; k < len; k++) y[k] += x * w[k];
+            }
+        }
+    }
+}
+
+static void g3__cpu_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    float tables[2 * 512];
+    g3__job j = g3__cpu_job(r, y, x, n, W->rows);
+    for (int s = 0; s < W->n_segs; s++) {
+        const g3__format f = W->seg[s].bits.format;
+        if (f == G3__NF4) g3__cpu_pairs(tables, g3__nf4_table);
+        if (f == G3__FP4) g3__cpu_pairs(tables + 512, g3__fp4_table);
+    }
+    if (norm) { g3__cpu_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
+    j.W = W;
+    j.table = tables;
+    g3__cpu_split(&j, W->transposed ? g3__cpu_linear_cols : g3__cpu_linear_rows, W->rows, 16, (double)W->rows * W->cols * n, 4 * r->shape.width);
+}
+
+// ---- embed
+
+static void g3__cpu_embed_row(float *y, const g3__mat *E, int id, float scale)
+{
+    const g3__seg *seg = E->seg;
+    for (; id >= seg->rows; seg++) id -= seg->rows;
+    g3__decode(&seg->bits, (uint64_t)id * (uint64_t)E->cols, (uint64_t)E->cols, y);
+    for (int i = 0; i < E->cols; i++) y[i] *= scale;
+}
+
+static void g3__cpu_embed(g3__run *r, float *y, const g3__mat *E, const int *ids, int n, float scale)
+{
+    for (int t = 0; t < n && !g3__cpu_failed(r); t++) {
+        const int id = ids ? ids[t] : t;
+        if (id >= E->rows) g3__fail(r->err, G3_ERR_ARGUMENT, "token id %d, but the table has %d rows", id, E->rows);
+        else if (id >= 0) g3__cpu_embed_row(y + (size_t)t * (size_t)E->cols, E, id, scale);
+    }
+}
+
+// ---- the cache
+
+static float g3__cpu_limit(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0.0f; }
+
+// The scale of a row: its largest magnitude becomes the largest code. What is not finite makes the scale infinite and the row NaN, so that
+// the logits tell; a row of zeros has scale 0.
+static float g3__cpu_row_scale(const float *x, int n, float largest)
+{
+    float most = 0;
+    bool finite = true;
+    for (int i = 0; i < n; i++) {
+        const float a = fabsf(x[i]);
+        if (!(a <= FLT_MAX)) finite = false;
+        if (a > most) most = a;
+    }
+    return finite ? most / largest : HUGE_VALF;
+}
+
+static void g3__cpu_put(void *codes, float *scales, const g3__kv *kv, int head, int pos, const float *x)      // one row of K or of V
+{
+    const int n = kv->head_dim;
+    const size_t row = (size_t)head * (size_t)kv->rows + (size_t)(pos % kv->rows), at = row * (size_t)n;
+    if (kv->format == G3_KV_F32) { memcpy((float *)codes + at, x, (size_t)n * sizeof *x); return; }
+    if (!g3__kv_scaled(kv->format)) {
+        for (int i = 0; i < n; i++) ((uint16_t *)codes)[at + (size_t)i] = g3__f32_to_bf16(x[i]);
+        return;
+    }
+    const bool fp8 = kv->format == G3_KV_FP8;
+    const float scale = g3__cpu_row_scale(x, n, fp8 ? 448.0f : 127.0f);
+    scales[row] = scale;
+    for (int i = 0; i < n; i++) {
+        const float code = scale > 0 ? x[i] / scale : 0.0f;
+        if (fp8) ((uint8_t *)codes)[at + (size_t)i] = g3__f32_to_e4m3(g3__cpu_limit(code, 448.0f));
+        else     ((int8_t *)codes)[at + (size_t)i] = (int8_t)rintf(g3__cpu_limit(code, 127.0f));
+    }
+}
+
+// One row of K or of V as float32: where it lies, or decoded into room. fp8: e4m3 of every byte.
+static const float *g3__cpu_get(const void *codes, const float *scales, const g3__kv *kv, int head, int pos, const float *fp8, float *room)
+{
+    const int n = kv->head_dim;
+    const size_t row = (size_t)head * (size_t)kv->rows + (size_t)(pos % kv->rows), at = row * (size_t)n;
+    switch (kv->format) {
+    case G3_KV_F32: return (const float *)codes + at;
+    case G3_KV_FP8: { const uint8_t *p = (const uint8_t *)codes + at; const float s = scales[row]; for (int i = 0; i < n; i++) room[i] = fp8[p[i]] * s; break; }
+    case G3_KV_INT8: { const int8_t *p = (const int8_t *)codes + at; const float s = scales[row]; for (int i = 0; i < n; i++) room[i] = (float)p[i] * s; break; }
+    default: { const uint16_t *p = (const uint16_t *)codes + at; for (int i = 0; i < n; i++) room[i] = g3__bf16_to_f32(p[i]); break; }
+    }
+    return room;
+}
+
+// ---- rope: norm, rotate, append
+
+// x'[i] = x[i] cos - x[i + D/2] sin, x'[i + D/2] = x[i + D/2] cos + x[i] sin
+static void g3__cpu_rotate(float *x, const float *angle, int half)
+{
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[i + half], c = angle[2 * i], s = angle[2 * i + 1];
+        x[i] = a * c - b * s;
+        x[i + half] = b * c + a * s;
+    }
+}
+
+static void g3__cpu_rope_rows(const g3__job *j, int first, int end, int piece)
+{
+    const g3__attn *a = j->att;
+    const g3__shape *shape = &j->r->shape;
+    const size_t d = (size_t)a->head_dim, stride = (size_t)j->m * d;
+    const float *q_gain = j->r->a.gain, *k_gain = q_gain + G3__MAX(shape->dim, shape->head_dim);
+    (void)piece;
+    for (int t = first; t < end; t++) {
+        float *x = j->y + (size_t)t * stride;
+        const float *angle = a->angles < 0 ? NULL : j->r->a.angle + ((size_t)a->angles * (size_t)shape->batch + (size_t)t) * d;
+        const g3__kv *kv = &j->kv[j->rows[t].seq];
+        for (int h = 0; h < a->heads + a->kv_heads; h++, x += d) {
+            const bool is_q = h < a->heads;
+            const g3__norm *norm = is_q ? &a->q_norm : &a->k_norm;
+            if (norm->dim) g3__cpu_norm_row(x, x, norm, is_q ? q_gain : k_gain, NULL);
+            if (angle) g3__cpu_rotate(x, angle, a->head_dim / 2);
+            if (!is_q) g3__cpu_put(kv->k, kv->k_scale, kv, h - a->heads, j->rows[t].pos, x);
+        }
+        for (int h = 0; h < a->kv_heads; h++, x += d) g3__cpu_put(kv->v, kv->v_scale, kv, h, j->rows[t].pos, x);
+    }
+}
+
+static void g3__cpu_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv, const g3__row *rows, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    const int heads = a->heads + 2 * a->kv_heads;
+    g3__job j = g3__cpu_job(r, qkv, NULL, n, heads);
+    if (a->q_norm.dim) g3__cpu_gain(r, &a->q_norm, 0);
+    if (a->k_norm.dim) g3__cpu_gain(r, &a->k_norm, 1);
+    j.att = a; j.kv = kv; j.rows = rows;
+    g3__cpu_split(&j, g3__cpu_rope_rows, n, 1, 8.0 * n * heads * a->head_dim, r->shape.width);
+}
+
+// ---- attend: softmax over blocks of 64 positions
+//
+// Every query keeps the maximum m of its scores so far, the sum l of exp(s - m) and, in y, the sum of exp(s - m) v. A block with a larger
+// maximum m' multiplies both sums by exp(m - m'). Blocks begin at multiples of 64 whatever the row, the chunk or the ring, so that
+// a query's sums are made in one order only. ("Online normalizer calculation for softmax", Milakov and Gimelshein, 2018.)
+
+typedef struct g3__queries {           // a few rows of one sequence, and heads that share a kv head
+    const g3__attn *att;
+    const g3__kv *kv;
+    const g3__row *rows;               // [n]
+    const float *q, *fp8;              // q of the first row and head; rows are q_ld apart, heads head_dim
+    float *y;
+    size_t q_ld, y_ld;
+    int n, heads, kv_head;
+    float *room;                       // [64][head_dim]
+    float *score;                      // [n][heads][64]
+    float *top, *sum;                  // [n][heads]: m and l
+} g3__queries;
+
+static int g3__cpu_low(const g3__attn *a, const g3__row *row)            // first position a row sees
+{
+    return a->window > 0 && row->pos >= a->window ? row->pos - a->window + 1 : 0;
+}
+
+// s[h][i] = scale q[h] . k[i] for keys [first, end) of the block
+static void g3__cpu_scores(const g3__queries *u, const float *const *key, const float *q, float *score, int first, int end)
+{
+    const size_t d = (size_t)u->att->head_dim;
+    g3__sums sums[G3__TILE];
+    for (int h = 0; h < u->heads; h += G3__TILE)
+        for (int i = first; i < end; i += G3__TILE) {
+            const int n = G3__MIN(u->heads - h, G3__TILE), count = G3__MIN(end - i, G3__TILE);
+            const float *w[G3__TILE];
+            for (int k = 0; k < G3__TILE; k++) w[k] = key[i + G3__MIN(k, count - 1)];
+            memset(sums, 0, sizeof sums);
+            g3__cpu_dots(sums, w, q + (size_t)h * d, d, n, u->att->head_dim);
+            for (int t = 0; t < n; t++)
+                for (int k = 0; k < count; k++) score[(h + t) * G3__KEYS + i + k] = g3__cpu_total(sums[t].s[k]) * u->att->scale;
+        }
+}
+
+// Scores become weights exp(s - m); what was summed before is brought to the new maximum.
+static void g3__cpu_soften(float *score, int first, int end, float *top, float *sum, float *y, int dim)
+{
+    float most = *top, total;
+    for (int i = first; i < end; i++) if (score[i] > most) most = score[i];
+    if (most > *top) {
+        const float fade = expf(*top - most);                            // 0 for the first block
+        for (int i = 0; i < dim; i++) y[i] *= fade;
+        *sum *= fade;
+        *top = most;
+    }
+    total = *sum;
+    for (int i = first; i < end; i++) total += score[i] = expf(score[i] - most);
+    *sum = total;
+}
+
+static void g3__cpu_gather(float *G3__RESTRICT y, const float *weight, const float *const *value, int first, int end, int dim)    // y += w v
+{
+    int i = first;
+    for (; i + 4 <= end; i += 4) {
+        const float *v0 = value[i], *v1 = value[i + 1], *v2 = value[i + 2], *v3 = value[i + 3];
+        const float w0 = weight[i], w1 = weight[i + 1], w2 = weight[i + 2], w3 = weight[i + 3];
+        for (int k = 0; k < dim; k++) {
+            float s = y[k];
+            s += w0 * v0[k]; s += w1 * v1[k]; s += w2 * v2[k]; s += w3 * v3[k];
+            y[k] = s;
+        }
+    }
+    for (; i < end; i++)
+        for (int k = 0; k < dim; k++) y[k] += weight[i] * value[i][k];
+}
+
+// One block: keys, softmax and values for every query that sees any of it.
+static void g3__cpu_attend_block(const g3__queries *u, int block, int low, int high)
+{
+    const g3__attn *a = u->att;
+    const g3__kv *kv = u->kv;
+    const float *at[G3__KEYS];
+    const int d = a->head_dim, first = G3__MAX(block, low), end = G3__MIN(block + G3__KEYS - 1, high) + 1;
+    for (int values = 0; values < 2; values++) {
+        for (int i = first; i < end; i++) {
+            float *room = u->room + (size_t)(i - block) * (size_t)d;
+            at[i - block] = values ? g3__cpu_get(kv->v, kv->v_scale, kv, u->kv_head, i, u->fp8, room) : g3__cpu_get(kv->k, kv->k_scale, kv, u->kv_head, i, u->fp8, room);
+        }
+        for (int t = 0; t < u->n; t++) {
+            const int from = G3__MAX(first, g3__cpu_low(a, &u->rows[t])) - block, to = G3__MIN(end, u->rows[t].span + 1) - block, q0 = t * u->heads;
+            float *y = u->y + (size_t)t * u->y_ld, *score = u->score + q0 * G3__KEYS;
+            if (from >= to) continue;
+            if (!values) g3__cpu_scores(u, at, u->q + (size_t)t * u->q_ld, score, from, to);
+            for (int h = 0; h < u->heads; h++) {
+                if (!values) g3__cpu_soften(score + h * G3__KEYS, from, to, &u->top[q0 + h], &u->sum[q0 + h], y + (size_t)h * (size_t)d, d);
+                else g3__cpu_gather(y + (size_t)h * (size_t)d, score + h * G3__KEYS, at, from, to, d);
+            }
+        }
+    }
+}
+
+static void g3__cpu_attend_queries(const g3__queries *u)
+{
+    const int d = u->att->head_dim, count = u->heads * d;
+    int low = INT_MAX, high = 0;
+    for (int t = 0; t < u->n; t++) {
+        low = G3__MIN(low, g3__cpu_low(u->att, &u->rows[t]));
+        high = G3__MAX(high, u->rows[t].span);
+        memset(u->y + (size_t)t * u->y_ld, 0, (size_t)count * sizeof(float));
+    }
+    for (int i = 0; i < u->n * u->heads; i++) { u->top[i] = -HUGE_VALF; u->sum[i] = 0; }
+    for (int block = low / G3__KEYS * G3__KEYS; block <= high; block += G3__KEYS) g3__cpu_attend_block(u, block, low, high);
+    for (int t = 0; t < u->n; t++)
+        for (int i = 0; i < count; i++) u->y[(size_t)t * u->y_ld + (size_t)i] /= u->sum[t * u->heads + i / d];
+}
+
+// Units: (kv head or head) x (group of 8 rows). Later rows see more, so bodies take every width-th unit.
+static void g3__cpu_attend_units(const g3__job *j, int first, int end, int piece)
+{
+    const g3__attn *a = j->att;
+    const int per_kv = a->heads / a->kv_heads, group = j->m, columns = a->heads / group;
+    const int units = (j->n + G3__QUERY_ROWS - 1) / G3__QUERY_ROWS * columns;
+    const size_t d = (size_t)a->head_dim;
+    g3__queries u = G3__ZERO;
+    (void)piece;
+    u.att = a; u.fp8 = j->table; u.heads = group;
+    u.q_ld = (size_t)(a->heads + 2 * a->kv_heads) * d;
+    u.y_ld = (size_t)a->heads * d;
+    u.room = j->r->a.work + (size_t)first * g3__work_each(&j->r->shape);
+    u.score = u.room + G3__KEYS * d;
+    u.top = u.score + (size_t)G3__QUERY_ROWS * (size_t)per_kv * G3__KEYS;
+    u.sum = u.top + G3__QUERY_ROWS * per_kv;
+    for (int lane = first; lane < end; lane++)
+    for (int unit = lane; unit < units; unit += j->units) {
+        const int head = unit % columns * group, stop = G3__MIN((unit / columns + 1) * G3__QUERY_ROWS, j->n);
+        u.kv_head = head / per_kv;
+        for (int t = unit / columns * G3__QUERY_ROWS; t < stop; t += u.n) {
+            for (u.n = 1; t + u.n < stop && j->rows[t + u.n].seq == j->rows[t].seq;) u.n++;
+            u.rows = j->rows + t;
+            u.kv = &j->kv[u.rows->seq];
+            u.q = j->x + (size_t)t * u.q_ld + (size_t)head * d;
+            u.y = j->y + (size_t)t * u.y_ld + (size_t)head * d;
+            g3__cpu_attend_queries(&u);
+        }
+    }
+}
+
+static void g3__cpu_e4m3_table(float table[256]) { for (int i = 0; i < 256; i++) table[i] = g3__e4m3_to_f32((uint8_t)i); }
+
+static void g3__cpu_attend(g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    const int tiles = (n + G3__QUERY_ROWS - 1) / G3__QUERY_ROWS;
+    float fp8[256];
+    double keys = 0;
+    g3__job j = g3__cpu_job(r, y, qkv, n, tiles * a->kv_heads >= r->shape.width ? a->heads / a->kv_heads : 1);
+    if (kv->format == G3_KV_FP8) g3__cpu_e4m3_table(fp8);
+    for (int t = 0; t < n; t++) keys += rows[t].span - g3__cpu_low(a, &rows[t]) + 1;
+    j.att = a; j.kv = kv; j.rows = rows; j.table = fp8;
+    j.units = G3__MIN(r->shape.width, tiles * (a->heads / j.m));
+    g3__cpu_split(&j, g3__cpu_attend_units, j.units, 1, 2.0 * keys * a->heads * a->head_dim, j.units);
+}
+
+// The weights of one row's softmax, for an observer: weight [heads][cols], columns are the positions from *first to the row's span.
+// qkv: the row after rope. Returns cols; the caller has room for heads * min(context, window + 256 or so) floats: g3__cpu_attention_cols.
+static int g3__cpu_attention_cols(const g3__attn *a, const g3__row *row) { return row->span - g3__cpu_low(a, row) + 1; }
+
+static G3__UNUSED int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first)
+{
+    const int low = g3__cpu_low(a, row), cols = g3__cpu_attention_cols(a, row);
+    float fp8[256];
+    g3__cpu_e4m3_table(fp8);
+    kv += row->seq;
+    for (int h = 0; h < a->heads; h++) {
+        float *w = weight + (size_t)h * (size_t)cols, most = -HUGE_VALF, total = 0;
+        for (int i = 0; i < cols; i++) {
+            const float *key[G3__TILE];
+            g3__sums sums = G3__ZERO;
+            key[0] = g3__cpu_get(kv->k, kv->k_scale, kv, h / (a->heads / a->kv_heads), low + i, fp8, r->a.work);
+            key[1] = key[2] = key[3] = key[0];
+            g3__cpu_dot1(&sums, key, qkv + (size_t)h * (size_t)a->head_dim, a->head_dim);
+            w[i] = g3__cpu_total(sums.s[0]) * a->scale;
+            most = G3__MAX(most, w[i]);
+        }
+        for (int i = 0; i < cols; i++) total += w[i] = expf(w[i] - most);
+        for (int i = 0; i < cols; i++) w[i] /= total;
+    }
+    *first = low;
+    return cols;
+}
+
+// ---- gelu, and the vision tower's pooling
+
+static float g3__cpu_gelu1(float x)    // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+{
+    return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+}
+
+static void g3__cpu_geglu_units(const g3__job *j, int first, int end, int piece)          // units: (row, 16 columns)
+{
+    const int m = j->m, per_row = (m + 15) / 16;
+    (void)piece;
+    for (int u = first; u < end; u++) {
+        const int t = u / per_row, c = u % per_row * 16, stop = G3__MIN(c + 16, m);
+        const float *gate = j->x + (size_t)t * 2 * (size_t)m, *up = gate + m;
+        float *y = j->y + (size_t)t * (size_t)m;
+        for (int i = c; i < stop; i++) y[i] = g3__cpu_gelu1(gate[i]) * up[i];
+    }
+}
+
+static void g3__cpu_geglu(g3__run *r, float *y, const float *gu, int m, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, y, gu, n, m);
+    g3__cpu_split(&j, g3__cpu_geglu_units, n * ((m + 15) / 16), 1, 32.0 * n * m, r->shape.width);
+}
+
+static void g3__cpu_gelu_rows(const g3__job *j, int first, int end, int piece)
+{
+    (void)piece;
+    for (size_t i = (size_t)first * (size_t)j->m; i < (size_t)end * (size_t)j->m; i++) j->y[i] = g3__cpu_gelu1(j->y[i]);
+}
+
+static void g3__cpu_gelu(g3__run *r, float *y, int m, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, y, NULL, n, m);
+    g3__cpu_split(&j, g3__cpu_gelu_rows, n, 1, 32.0 * n * m, r->shape.width);
+}
+
+static void g3__cpu_pool(g3__run *r, float *y, const float *x, int side, int k, int dim)
+{
+    const int out = side / k;
+    if (g3__cpu_failed(r)) return;
+    for (int cell = 0; cell < out * out; cell++) {
+        float *mean = y + (size_t)cell * (size_t)dim;
+        memset(mean, 0, (size_t)dim * sizeof *mean);
+        for (int p = 0; p < k * k; p++) {
+            const int row = cell / out * k + p / k, col = cell % out * k + p % k;
+            const float *patch = x + ((size_t)row * (size_t)side + (size_t)col) * (size_t)dim;
+            for (int i = 0; i < dim; i++) mean[i] += patch[i];
+        }
+        for (int i = 0; i < dim; i++) mean[i] /= (float)(k * k);
+    }
+}
+
+static G3__UNUSED const g3__ops g3__cpu_ops = {
+    "cpu",
+    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
+    g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool
+};
+// ------------------------------------------------------------------------------------------------------------------
+// >>public
+// Owns the entry points: checks arguments, replaces zeros by the defaults, calls the sections above. Nothing else here.
+
+G3_API const char *g3_result_text(g3_result r)
+{
+#define G3__X(name, value, text) case G3_##name: return text;
+    switch (r) { G3__RESULTS(G3__X) case G3__RESULT_MAX: break; }
+#undef G3__X
+    return "unknown result";
+}
+
+G3_API const char *g3_version(void) { return GEMMA3_VERSION; }
+
+// ---- models
+
+static void g3__log(const g3_model *m, g3_level level, const char *text)
+{
+    if (m->desc.logger.log_fn) m->desc.logger.log_fn(m->desc.logger.user, level, text);
+}
+
+static void g3__model_free(g3_model *m)
+{
+    g3__heap heap = m->heap;                             // outlives the struct it came from
+    g3__pool_free(&m->pool);
+    g3__arena_give(m, m->arena, m->arena_bytes);
+    g3__shards_close(&m->shards);
+    if (m->has_lock) g3__mutex_free(&m->lock);
+    g3__zone_free(&m->keep);
+    heap.live = m->heap.live;
+    g3__heap_free(&heap, m, 1, sizeof *m);
+}
+
+static void g3__model_release(g3_model *m)               // the last of the caller and the sessions frees it
+{
+    g3__mutex_lock(&m->lock);
+    bool last = --m->users == 0;
+    g3__mutex_unlock(&m->lock);
+    if (last) g3__model_free(m);
+}
+
+static bool g3__copy_text(g3_model *m, const char **text, g3_error *err)
+{
+    return !*text || (*text = g3__zone_text(&m->keep, g3__str_c(*text), err)) != NULL;
+}
+
+static void g3__model_name(g3_model *m)                  // the directory's last part
+{
+    const char *p = m->desc.path ? m->desc.path : "", *end = p + strlen(p);
+    while (end > p && (end[-1] == '/' || end[-1] == '\\')) end--;
+    const char *from = end;
+    while (from > p && from[-1] != '/' && from[-1] != '\\') from--;
+    if (end - from < 1 || (end - from == 1 && *from == '.')) snprintf(m->name, sizeof m->name, "gemma-3");
+    else snprintf(m->name, sizeof m->name, "%.*s", (int)G3__MIN(end - from, 90), from);
+}
+
+static bool g3__model_desc_take(g3_model *m, const g3_model_desc *d, g3_error *err)      // copied, strings too; zeros replaced
+{
+    m->desc = *d;
+    if (d->session) m->first = *d->session;
+    m->desc.session = &m->first;
+    m->desc.sessions = d->sessions ? d->sessions : 1;
+    if (m->desc.sessions < 0 || m->desc.sessions > 65536) return g3__fail(err, G3_ERR_ARGUMENT, "sessions: %d is not a number of sessions (1 to 65536)", d->sessions) == G3_OK;
+    if (d->threads < 0) return g3__fail(err, G3_ERR_ARGUMENT, "threads: %d is not a number of threads", d->threads) == G3_OK;
+    if ((int)d->backend < 0 || d->backend > G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_ARGUMENT, "backend: %d is none of G3_BACKEND_AUTO, _CPU, _CUDA", (int)d->backend) == G3_OK;
+    if (d->allocator.alloc_fn && !d->allocator.free_fn) return g3__fail(err, G3_ERR_ARGUMENT, "allocator: alloc_fn and free_fn come together") == G3_OK;
+    if (!g3__copy_text(m, &m->desc.path, err) || !g3__copy_text(m, &m->desc.kernel_path, err) || !g3__copy_text(m, &m->desc.cache_dir, err)) return false;
+    m->desc.threads = G3__MIN(d->threads ? d->threads : g3__cores(), (int)G3__MAX_THREADS);
+    if (d->parallel.for_fn) m->desc.threads = G3__MIN(G3__MAX(d->parallel.width, 1), (int)G3__MAX_THREADS);
+    return g3__source_init(&m->shards.src, m->desc.path, &m->desc.files, err);
+}
+
+static void g3__model_sums(g3_model *m)
+{
+    const g3__weight *w = m->weights.w;
+    for (int i = 0; i < m->weights.n; i++)
+        if (w[i].data) { m->parameters += g3__weight_count(&w[i]); m->weight_bytes += g3__weight_bytes(&w[i]); }
+    for (int i = 0; i < m->weights.n_text; i++)          // what writing one token reads: the layers, and the head
+        if (w[i].data && i != (w[G3__HEAD].data ? G3__EMBED : -1)) m->bytes_per_token += g3__weight_bytes(&w[i]);
+}
+
+// Opens everything but the weights. On failure the caller still frees what is there.
+static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
+{
+    g3__heap heap;
+    g3_model_desc none = G3__ZERO;
+    g3__heap_init(&heap, desc ? &desc->allocator : NULL);
+    g3_model *m = (g3_model *)g3__heap_alloc(&heap, 1, sizeof *m, err);
+    if (!m) return NULL;
+    m->heap = heap;
+    m->users = 1;
+    m->pool.width = 1;
+    g3__zone_init(&m->keep, &m->heap);
+    m->has_lock = g3__mutex_init(&m->lock);
+    if (!m->has_lock) g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex");
+    if (!m->has_lock || !g3__model_desc_take(m, desc ? desc : &none, err) || !g3__load_small(m, err)) { g3__model_free(m); return NULL; }
+    g3__model_name(m);
+    g3__model_sums(m);
+    return m;
+}
+
+static bool g3__model_plan(g3_model *m, g3_plan *p, g3_error *err)
+{
+    g3__asked a = G3__ZERO;
+    a.c = &m->config;
+    a.w = &m->weights;
+    a.sessions = m->desc.sessions;
+    a.width = m->desc.threads;
+    a.limit = m->desc.memory_limit;
+    a.free = a.limit ? 0 : g3__memory_free();
+    a.host[0] = m->heap.peak;
+    a.host[1] = m->heap.live + (uint64_t)m->config.layers * sizeof(g3__layer) + G3__BLOCK_SIZE;
+    a.host[2] = g3__load_staging(m);
+    a.host[3] = sizeof(g3_session);
+    if (!g3__session_resolve(&m->config, m->weights.vision, &m->first, &a.d, err)) return false;
+    g3__plan_make(p, &a);
+    if (m->desc.backend == G3_BACKEND_CUDA) p->backend = G3_BACKEND_CUDA;
+    return true;
+}
+
+static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of opening: check that it fits, then load
+{
+    g3_plan p;
+    if (m->desc.backend == G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend; G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK;
+    if (!g3__model_plan(m, &p, err)) return false;
+    if (!p.fits && p.available) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
+    g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
+    m->op = &g3__cpu_ops;
+    return g3__load_all(m, err);
+}
+
+G3_API g3_model *g3_model_open(const g3_model_desc *desc, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    g3__error_clear(err);
+    g3_model *m = g3__model_begin(desc, err);
+    if (!m || m->desc.no_weights || g3__model_finish(m, err)) return m;
+    g3__model_free(m);
+    return NULL;
+}
+
+G3_API void g3_model_close(g3_model *m) { if (m) g3__model_release(m); }
+
+G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    g3__error_clear(err);
+    if (!plan) return g3__fail(err, G3_ERR_ARGUMENT, "plan: NULL");
+    memset(plan, 0, sizeof *plan);
+    g3_model *m = g3__model_begin(desc, err);
+    if (!m) return err->code;
+    g3__model_plan(m, plan, err);
+    g3__model_free(m);
+    return err->code;
+}
+
+G3_API g3_model_info g3_model_get_info(const g3_model *m)
+{
+    g3_model_info i = G3__ZERO;
+    if (!m) return i;
+    i.name = m->name;
+    i.backend = "CPU";
+    i.device = "CPU";
+    i.layers = m->config.layers;
+    i.dim = m->config.dim;
+    i.ffn = m->config.ffn;
+    i.heads = m->config.heads;
+    i.kv_heads = m->config.kv_heads;
+    i.head_dim = m->config.head_dim;
+    i.vocab = m->config.vocab;
+    i.window = m->config.window;
+    i.max_context = m->config.max_context;
+    i.vision = m->weights.vision;
+    i.chat = m->chat;
+    i.parameters = m->parameters;
+    i.weight_bytes = m->weight_bytes;
+    return i;
+}
+
+G3_API g3_model_desc g3_model_get_desc(const g3_model *m)
+{
+    g3_model_desc none = G3__ZERO;
+    return m ? m->desc : none;
+}
+
+G3_API int g3_model_tensor(const g3_model *m, int i, g3_tensor *t)
+{
+    g3__weight w;
+    if (!m) return 0;
+    if (t) memset(t, 0, sizeof *t);
+    if (!t || i < 0 || (uint64_t)i >= m->shards.n) return (int)m->shards.n;
+    const g3__tensor *x = &m->shards.tensor[i];
+    g3__tensor_weight(m, x, &w, NULL);
+    t->name = x->name.p;
+    t->format = w.format == G3__OTHER ? g3__dtypes[x->dtype].name : g3__format_name(w.format);
+    t->file = m->shards.file[x->file].name;
+    t->rows = w.rows;
+    t->cols = w.cols;
+    t->offset = x->offset;
+    t->bytes = x->bytes;
+    return (int)m->shards.n;
+}
+
+G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int n, float *dst, g3_error *err)
+{
+    g3__weight w;
+    g3_error mine;
+    if (!err) err = &mine;
+    g3__error_clear(err);
+    if (!m || !name || (!dst && n)) return g3__fail(err, G3_ERR_ARGUMENT, "g3_model_read: model, name and dst are required");
+    int64_t at = g3__index_find(&m->shards.index, g3__str_c(name));
+    if (at < 0) return g3__fail(err, G3_ERR_ARGUMENT, "the files have no tensor \"%.96s\"", name);
+    if (!g3__tensor_weight(m, &m->shards.tensor[at], &w, err)) return err->code;
+    if (w.format == G3__OTHER) return g3__fail(err, G3_ERR_UNSUPPORTED, "tensor \"%.96s\" is of type %s, which no weight of ours has", name, g3__dtypes[w.data->dtype].name);
+    if (row < 0 || n < 0 || row > w.rows || n > w.rows - row) return g3__fail(err, G3_ERR_ARGUMENT, "tensor \"%.96s\" has %d rows: rows %d to %lld are not there", name, w.rows, row, (long long)row + n);
+    if (!g3__read_elements(&m->shards, &w, (uint64_t)row * (uint64_t)w.cols, (uint64_t)n * (uint64_t)w.cols, dst, err)) return err->code;
+    return G3_OK;
+}
+
+// ---- sessions
+
+static bool g3__closed(const void *s, const char *what, g3_error *err)
+{
+    return !s && g3__fail(err, G3_ERR_ARGUMENT, "%s: NULL", what) != G3_OK;
+}
+
+G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    g3__error_clear(err);
+    if (g3__closed(m, "model", err)) return NULL;
+    if (!m->op) { g3__fail(err, G3_ERR_ARGUMENT, "%s was opened with no_weights: it has nothing to run", m->name); return NULL; }
+    g3__mutex_lock(&m->lock);
+    g3_session *s = g3__session_make(m, desc ? desc : &m->first, err);
+    g3__mutex_unlock(&m->lock);
+    return s;
+}
+
+G3_API void g3_session_close(g3_session *s)
+{
+    if (!s) return;
+    g3_model *m = s->m;
+    g3__arena_give(m, s->arena, s->arena_bytes);
+    g3__mutex_lock(&m->lock);
+    m->session_bytes -= s->arena_bytes;
+    g3__heap_free(&m->heap, s, 1, sizeof *s);
+    g3__mutex_unlock(&m->lock);
+    g3__model_release(m);
+}
+
+G3_API void g3_session_cancel(g3_session *s)
+{
+    if (s && g3__atomic_get(&s->running)) g3__atomic_set(&s->cancel, 1);
+}
+
+G3_API int g3_session_tokens(const g3_session *s, int *ids, int cap)
+{
+    if (!s) return 0;
+    if (ids && cap > 0) memcpy(ids, s->ids, (size_t)G3__MIN(s->held, cap) * sizeof *ids);
+    return s->held;
+}
+
+G3_API int g3_session_rewind(g3_session *s, int pos, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    if (pos < 0) return g3__fail(err, G3_ERR_ARGUMENT, "pos: %d is no position", pos);
+    return g3__rewind(s, pos);
+}
+
+static bool g3__same_shape(const g3_session *a, const g3_session *b)
+{
+    return a->m == b->m && a->desc.context == b->desc.context && a->desc.batch == b->desc.batch && a->desc.kv == b->desc.kv && a->desc.logits_rows == b->desc.logits_rows && a->arena_bytes == b->arena_bytes;
+}
+
+G3_API g3_result g3_session_copy(g3_session *to, const g3_session *from, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(to, "to", err) || g3__closed(from, "from", err)) return G3_ERR_ARGUMENT;
+    if (to == from) return G3_OK;
+    if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv and logits_rows are needed");
+    memcpy(to->arena, from->arena, (size_t)from->arena_bytes);
+    g3__session_carve(to);                               // the tables in the copy pointed into the other arena
+    to->held = from->held;
+    to->done = from->done;
+    to->high = from->high;
+    to->last = from->last;
+    to->kept = from->kept;
+    to->logits_done = from->logits_done;
+    to->answering = G3__ANSWER_NONE;
+    to->speaking = from->speaking;
+    to->answered = from->answered;
+    to->finish = from->finish;
+    to->stats = from->stats;
+    return G3_OK;
+}
+
+G3_API g3_stats g3_session_stats(const g3_session *s)
+{
+    g3_stats none = G3__ZERO;
+    if (!s) return none;
+    g3_stats t = s->stats;
+    t.context = s->desc.context;
+    t.held = s->held;
+    t.bytes_per_token = s->m->bytes_per_token;
+    t.memory = s->arena_bytes;
+    return t;
+}
+
+G3_API uint64_t g3_session_seed(const g3_session *s) { return !s ? 0 : s->seed_used ? s->seed_used : s->seed; }
+G3_API g3_finish g3_session_finish(const g3_session *s) { return s ? s->finish : G3_FINISH_NONE; }
+
+// ---- chat and generation
+
+G3_API int g3_chat(g3_session *s, const g3_turn *turn, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    int held = s->held, made = -1;
+    bool speaking = s->speaking;
+    g3__call_begin(s);
+    if (g3__turn_add(s, turn)) made = g3__answer_run(s, &turn->generate);
+    if (made < 0 && (!s->answer->made || s->held == held)) g3__turn_undo(s, held, speaking);
+    g3_result r = g3__call_end(s, err);
+    return r != G3_OK ? r : made;
+}
+
+G3_API g3_result g3_add_turn(g3_session *s, const g3_turn *turn, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    g3__turn_add(s, turn);
+    return g3__call_end(s, err);
+}
+
+G3_API int g3_next(g3_session *s, const g3_generate_desc *desc, g3_token *t, g3_error *err)
+{
+    g3_token mine;
+    int more = -1;
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    if (s->answering != G3__ANSWER_NONE || g3__answer_begin(s, desc)) more = g3__answer_next(s, t ? t : &mine);
+    g3_result r = g3__call_end(s, err);
+    return r != G3_OK ? r : more;
+}
+
+G3_API int g3_generate(g3_session *s, const g3_generate_desc *desc, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    int made = g3__answer_run(s, desc);
+    g3_result r = g3__call_end(s, err);
+    return r != G3_OK ? r : made;
+}
+
+G3_API g3_result g3_add_messages(g3_session *s, const g3_message *messages, int n, bool generation_prompt, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    g3__messages_add(s, messages, n, generation_prompt);
+    return g3__call_end(s, err);
+}
+
+G3_API g3_result g3_add_tokens(g3_session *s, const int *ids, int n, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    if (n < 0 || (n && !ids)) return g3__fail(err, G3_ERR_ARGUMENT, "ids: n is %d%s", n, ids ? "" : " and ids is NULL");
+    g3__call_begin(s);
+    g3__add_ids(s, ids, n);
+    return g3__call_end(s, err);
+}
+
+G3_API g3_result g3_add_image(g3_session *s, const g3_image *img, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err) || g3__closed(img, "img", err)) return G3_ERR_ARGUMENT;
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+}
+
+// ---- text
+
+G3_API int g3_tokenize(const g3_model *m, const char *text, size_t size, int flags, int *ids, int cap)
+{
+    if (!m || (!text && size)) return G3_ERR_ARGUMENT;
+    if (!m->has_tok) return G3_ERR_MODEL;
+    if (size == SIZE_MAX) size = strlen(text);
+    int64_t n = g3__tok_encode(&m->tok, &m->heap.a, text, size, flags, ids, ids ? G3__MAX(cap, 0) : 0, NULL);
+    return n > INT_MAX ? (int)G3_ERR_ARGUMENT : (int)n;
+}
+
+G3_API int g3_detokenize(const g3_model *m, const int *ids, int n, char *text, int cap)
+{
+    int64_t size = 0;
+    if (!m || n < 0 || (n && !ids)) return G3_ERR_ARGUMENT;
+    if (!m->has_tok) return G3_ERR_MODEL;
+    for (int i = 0; i < n; i++) {
+        g3__str piece = g3__tok_piece(&m->tok, ids[i]);
+        if (!piece.p) return G3_ERR_ARGUMENT;
+        for (size_t k = 0; k < piece.n && text && size + (int64_t)k < cap; k++) text[size + (int64_t)k] = piece.p[k];
+        size += (int64_t)piece.n;
+    }
+    return size > INT_MAX ? (int)G3_ERR_ARGUMENT : (int)size;
+}
+
+G3_API const char *g3_token_piece(const g3_model *m, int id, int *size)
+{
+    g3__str piece = m && m->has_tok ? g3__tok_piece(&m->tok, id) : g3__str_make(NULL, 0);
+    if (size) *size = (int)piece.n;
+    return piece.p;
+}
+
+G3_API int g3_render(const g3_model *m, const g3_message *messages, int n, bool generation_prompt, int *ids, int cap, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    g3__error_clear(err);
+    if (g3__closed(m, "model", err)) return G3_ERR_ARGUMENT;
+    if (n < 0 || (n && !messages)) return g3__fail(err, G3_ERR_ARGUMENT, "messages: n is %d%s", n, messages ? "" : " and messages is NULL");
+    if (!g3__need_text(m, err)) return err->code;
+    g3__chat_ids c = g3__model_chat_ids(m);
+    int64_t count = g3__render(&m->tok, &m->heap.a, &c, messages, n, generation_prompt, ids, ids ? G3__MAX(cap, 0) : 0, err);
+    return count > INT_MAX ? (int)g3__fail(err, G3_ERR_ARGUMENT, "the conversation has more than 2^31 tokens") : (int)count;
+}
+
+// ---- logits
+
+G3_API const float *g3_logits_at(g3_session *s, int back, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return NULL;
+    g3__call_begin(s);
+    const float *row = g3__logits_row(s, back);
+    g3__call_end(s, err);
+    return row;
+}
+
+G3_API const float *g3_logits(g3_session *s, g3_error *err) { return g3_logits_at(s, 0, err); }
+
+G3_API g3_result g3_head(g3_session *s, const float *x, float *logits, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err) || g3__closed(x, "x", err) || g3__closed(logits, "logits", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    s->run.op->linear(&s->run, logits, x, &s->m->final, &s->m->head, 1);
+    return g3__call_end(s, err);
+}
+
+G3_API int g3_sample(g3_session *s, const g3_sampler *p, g3_error *err)
+{
+    g3__error_clear(err);
+    if (g3__closed(s, "session", err)) return G3_ERR_ARGUMENT;
+    g3__call_begin(s);
+    g3_sampler used = g3__sampler_defaults(p, &s->m->generation);
+    int id = g3__sampler_check(&used, &s->err) ? g3__draw_token(s, &used, NULL) : -1;
+    if (id == G3_ERR_STOPPED && !s->err.code) g3__fail(&s->err, G3_ERR_STOPPED, "stopped by logits_fn");
+    g3_result r = g3__call_end(s, err);
+    return r != G3_OK ? r : id;
+}
+
+// ---- pictures
+
+G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err)
+{
+    (void)path; (void)alloc;
+    g3__error_clear(err);
+    if (img) memset(img, 0, sizeof *img);
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+}
+
+G3_API g3_result g3_image_load_memory(const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err)
+{
+    (void)data; (void)size; (void)alloc;
+    g3__error_clear(err);
+    if (img) memset(img, 0, sizeof *img);
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+}
+
+G3_API void g3_image_free(const g3_allocator *alloc, g3_image *img)
+{
+    (void)alloc;
+    if (img) memset(img, 0, sizeof *img);
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>kernels
+// Owns the text of gemma3_kernels.cuh, one string per line: element i is line i + 1 of that file. It is joined and given
+// to NVRTC when a card is opened. Generated: do not edit between the markers.
+
+#ifndef GEMMA3_NO_CUDA
+G3__UNUSED static const char *const g3__kernel_source[] = {
+//>embed gemma3_kernels.cuh (generated: edit that file, then `make embed`)
+"// gemma3_kernels.cuh: the CUDA kernels of gemma3.h. The header carries a copy of this file, one string per line; after an edit run `make embed`.\n",
+"//\n",
+"// Rules of this file\n",
+"//  - It includes nothing and asks for no header of the CUDA toolkit: NVRTC compiles it on machines that have none. Types of 16 and 8 bits are\n",
+"//    plain integers whose bits are moved by hand; what C++ has no word for is inline PTX.\n",
+"//  - It compiles with NVRTC 12 and 13 for sm_80 and up, to CUBIN for the card that is there, to PTX where NVRTC does not know the card yet.\n",
+"//  - Kernels are extern \"C\" and named g3k_...; device functions are static, named g3k__... . No printf, no assert, no allocation, no globals\n",
+"//    that are written.\n",
+"//  - Numbers as on the CPU: sums, norms, softmax and the residual stream are float; float16 is never used for activations. An order of summation\n",
+"//    depends on shapes alone, never on timing: no floating-point atomics, so that the same call gives the same bits.\n",
+"//  - Indices into weights and caches are size_t from the first multiplication on. Nothing is read or written outside the arrays named above a\n",
+"//    kernel, whatever the launch: a kernel checks its own bounds where the grid does not fit them exactly.\n",
+"//  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,\n",
+"//    since a recorded graph replays the arguments of its first run.\n",
+"//  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.\n",
+"\n",
+"typedef unsigned short g3k__bf16;                     // the upper half of a float\n",
+"\n",
+"static __device__ __forceinline__ float g3k__wide(g3k__bf16 h) { return __uint_as_float((unsigned)h << 16); }\n",
+"\n",
+"// The sum over the block, in every thread; the same tree for every run. sum: one float per warp, in shared memory, free for use again on return.\n",
+"static __device__ float g3k__block_sum(float v, float *sum)\n",
+"{\n",
+"    unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;\n",
+"    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n",
+"    if (lane == 0) sum[threadIdx.x >> 5] = v;\n",
+"    __syncthreads();\n",
+"    v = lane < warps ? sum[lane] : 0.0f;\n",
+"    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n",
+"    __syncthreads();\n",
+"    return v;\n",
+"}\n",
+"\n",
+"// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])\n",
+"//   x, y  float [n][d], may be the same array      w  bf16 [d]\n",
+"//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory\n",
+"extern \"C\" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const g3k__bf16 *w, int d, float eps)\n",
+"{\n",
+"    __shared__ float sum[32];\n",
+"    size_t row = (size_t)blockIdx.x * (size_t)d;\n",
+"    float square = 0.0f;\n",
+"    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) square += x[row + i] * x[row + i];\n",
+"    float scale = 1.0f / sqrtf(g3k__block_sum(square, sum) / (float)d + eps);\n",
+"    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__wide(w[i]));\n",
+"}\n",
+//<embed
+NULL };
+#endif
+
+#endif // G3__IMPLEMENTED
+#endif // GEMMA3_IMPLEMENTATION

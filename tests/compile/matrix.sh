@@ -1,0 +1,67 @@
+#!/bin/sh
+# The header under every compiler, standard and option this machine has, warnings being errors. Run from the repository root; INCLUDE: where gemma3.h is.
+#
+# gcc gives "unused function" only when it makes code, so it compiles to assembly; clang's syntax check says everything.
+# A kind of compiler that is absent counts as skipped.
+
+WARN="-Wall -Wextra -Wshadow -Wconversion -Wpedantic -Werror"
+dir=tests/compile
+out=build/compile
+inc=${INCLUDE:-.}
+
+say() { if [ "$1" -eq 0 ]; then echo "ok   $2"; else echo "FAIL $2"; [ -s "$3" ] && head -n 15 "$3"; fi; }
+
+if [ "$1" = --one ]; then                                    # --one KIND CASE COMPILER LANGUAGE STANDARD
+    kind=$2 case=$3 cc=$4 lang=$5 std=$6
+    log=$out/$kind-$case-$cc-$std.log
+    src=$dir/$case.c
+    [ -f "$src" ] || src=$dir/$case
+    check="-fsyntax-only"
+    case $cc in gcc|g++) check="-S -O0 -o /dev/null" ;; esac
+    cc="$cc -x $lang -std=$std $WARN -I$inc"
+    case $kind in
+        good)  $cc $check "$src" > "$log" 2>&1 ;;
+        fast)  $cc -O2 -c -o "$log.o" "$src" > "$log" 2>&1 ;;                    # optimisation sees more: uninitialised, bounds
+        stops) ! $cc $check "$src" > "$log" 2>&1 && grep -q 'error.*include gemma3.h before' "$log" ;;
+        twice) $cc -O0 -o "$log.exe" $dir/static_twice_a.c $dir/static_twice_b.c -lm -lpthread -ldl > "$log" 2>&1 && "$log.exe" ;;
+        names) sh $dir/symbols.sh "$4" "$lang" "$std" "$inc" "$log.o" "$src" > "$log" 2>&1 ;;
+    esac
+    say $? "$kind: $case with $4 -std=$std" "$log"
+    exit 0
+fi
+
+mkdir -p $out
+skipped=0
+cases() {
+    options="no_cuda no_simd no_threads no_vision no_stdio no_all"
+    for pair in gcc:g++ clang:clang++; do
+        c=${pair%:*} cpp=${pair#*:}
+        if command -v $c >/dev/null 2>&1; then
+            for f in decl_only impl order_impl_first static_twice_a static_twice_b $options; do echo good $f $c c c99; done
+            for s in c11 c17; do echo good impl $c c $s; done
+            echo good order_decl_first $c c gnu99
+            echo stops order_decl_first $c c c99
+            echo fast impl $c c c99
+            echo twice static_twice $c c c99
+            echo names impl $c c c99
+        fi
+        if command -v $cpp >/dev/null 2>&1; then
+            for f in decl_only impl.cc order_impl_first order_decl_first static_twice_a static_twice_b $options; do echo good $f $cpp c++ c++11; done
+            echo good impl.cc $cpp c++ c++20
+            echo twice static_twice $cpp c++ c++11
+            echo names impl.cc $cpp c++ c++11
+        fi
+    done
+    if command -v gcc >/dev/null 2>&1; then
+        for f in no_cuda no_threads no_stdio no_all; do echo names $f gcc c c99; done
+    fi
+}
+for c in gcc g++ clang clang++; do
+    command -v $c >/dev/null 2>&1 || { echo "SKIP $c is not here"; skipped=$((skipped + 1)); }
+done
+cases | xargs -L 1 -P "${JOBS:-2}" sh "$0" --one > $out/all.txt
+cat $out/all.txt
+want=$(cases | wc -l)
+passed=$(grep -c '^ok  ' $out/all.txt)
+echo "$passed passed, $((want - passed)) failed, $skipped skipped"
+[ "$passed" -eq "$want" ]

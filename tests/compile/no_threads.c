@@ -1,0 +1,4 @@
+// The implementation without threads.
+#define GEMMA3_NO_THREADS
+#define GEMMA3_IMPLEMENTATION
+#include "gemma3.h"
