@@ -1,15 +1,108 @@
-// gemma3.h 0.1.0: Gemma 3 (270M to 27B, text and images) in one C header, from the Hugging Face files as they are.
+// gemma3.h 0.1.0: Gemma 3 (270M to 27B) in one C header, from the Hugging Face files as they are.
 //
 // In ONE file of your program, before any other include:
 //
 //     #define GEMMA3_IMPLEMENTATION
 //     #include "gemma3.h"
 //
-// and plain `#include "gemma3.h"` everywhere else.
-//@BANNER-REST@
+// Everywhere else a plain #include "gemma3.h". Link with -lm -lpthread. A whole chat program:
+//
+//     static int print(void *user, const g3_token *t) { (void)user; fwrite(t->text, 1, (size_t)t->size, stdout); return fflush(stdout); }
+//
+//     int main(int argc, char **argv)
+//     {
+//         g3_error err;
+//         char line[4096];
+//         g3_model *m = g3_model_open(&(g3_model_desc){ .path = argc > 1 ? argv[1] : "." }, &err);
+//         g3_session *s = m ? g3_session_open(m, &(g3_session_desc){ .context = 16384 }, &err) : NULL;
+//         if (!s) { fprintf(stderr, "%s\n", err.text); g3_model_close(m); return 1; }
+//         while (fputs("\n> ", stdout), fgets(line, sizeof line, stdin))
+//             if (g3_chat(s, &(g3_turn){ .text = line, .generate.token_fn = print }, &err) < 0) fprintf(stderr, "%s\n", err.text);
+//         g3_session_close(s);
+//         g3_model_close(m);
+//         return 0;
+//     }
+//
+// Contents; search for the tag:
+//     >>manual       what it does and does not do, building, options, hooks, threads, memory, errors, files
+//     >>api          the declarations; a user of the library can stop reading after them
+//     >>config       compiler and options          >>platform     files, pages, threads, clock
+//     >>util         errors, sizes, zones, index   >>numbers      bf16, f16, fp8, NF4, FP4
+//     >>json         a cursor over hostile text    >>safetensors  shards, headers, offsets
+//     >>tokenizer    text to ids and back          >>model        config.json and names to weights
+//     >>ops          the table of operations       >>forward      the model itself: one page
+//     >>sampler      logits to a token             >>plan         every byte, before it is taken
+//     >>load         weights into the arena        >>render       the chat template
+//     >>session      one conversation's timeline   >>chat         answers and turns
+//     >>cpu          the operations in plain C     >>public       the entry points
+//     >>kernels      CUDA source, as text
+// Licence: MIT or public domain, at your choice; see the end of the file.
+
 #if defined(GEMMA3_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE     // pread, clock_gettime, affinity; feature macros count only before the first system header
 #endif
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>manual
+//
+// WHAT IT DOES NOT DO
+//   It runs Gemma 3 and nothing else: no other family, no training, no LoRA (merge first), no server, no GGUF (examples/import_gguf.c
+//   converts). This version reads text on the CPU; pictures and CUDA are declared and answer G3_ERR_UNSUPPORTED with one sentence.
+//
+// BUILDING
+//   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. -O3 -march=native makes the plain C loops of
+//   >>cpu fast; -ffp-contract=off (implied by -std=c99) makes their bits the same on every machine of one instruction set.
+//   As a shared library: compile a file that holds just the two lines above with -shared -fPIC.
+//
+// THREE LEVELS
+//   1 g3_chat: a turn in, a streamed answer out. g3_add_turn and g3_next are the same pulled token by token, for frame loops and other languages.
+//   2 g3_tokenize, g3_render, g3_add_tokens, g3_add_messages, g3_generate: prompts of your own.
+//   3 g3_logits, g3_logits_at, g3_head, g3_sample: numbers. desc.probe shows the residual stream, attention and operations as they happen.
+//
+// OPTIONS, defined before the implementation
+//   GEMMA3_STATIC            all functions static to the file
+//   GEMMA3_NO_STDIO          no file system: models come through the files hooks
+//   GEMMA3_NO_THREADS        everything on the calling thread
+//   GEMMA3_NO_CUDA           leaves out the CUDA source (it is text; no toolkit is needed either way)
+//   GEMMA3_NO_SIMD, GEMMA3_NO_VISION   leave out what their names say
+//   GEMMA3_MALLOC(size), GEMMA3_FREE(ptr)   replace malloc and free, both or neither; desc.allocator goes before them
+//   GEMMA3_ASSERT(x)         replaces assert
+//
+// DESCS
+//   Every desc may be all zero except what is marked required; zero means the default, and g3_model_get_desc gives back the values in use.
+//   Strings are UTF-8 and copied. Counts are ints; where a call returns a count, a number below zero is a g3_result.
+//
+// HOOKS
+//   allocator, logger, progress, parallel, files, probe, token_fn, logits_fn: all optional, all with a user pointer that comes first. They run
+//   on the thread that made the call, except read_fn when files.width > 1, and the bodies that for_fn is given. A hook neither throws nor
+//   jumps out. It may call g3_session_cancel, g3_session_tokens and the functions of the model, and nothing else of its own session.
+//
+// THREADS
+//   A model is immutable once open: any number of threads and sessions may use it. A session belongs to one thread at a time;
+//   g3_session_cancel alone may come from anywhere, also from a signal handler. The allocator must be thread-safe if sessions are opened from
+//   several threads. The same bits come out for any number of threads.
+//
+// MEMORY
+//   g3_plan_memory says every byte before anything is taken, from config and headers alone. The model is one arena, each session is one arena;
+//   after opening nothing is allocated, with one exception: text of more than about a thousand characters without a space takes scratch from
+//   the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows.
+//
+// ERRORS
+//   Calls return a g3_result or NULL and fill the caller's g3_error with one sentence: what failed, in which file, tensor or argument, and what
+//   would work. Nothing is printed, nothing exits, nothing aborts. After an error the session can be used again; each call says what it left.
+//
+// FILES
+//   A directory as Hugging Face has it: config.json, model.safetensors or shards with their index, tokenizer.json, and if there
+//   generation_config.json and a chat template. Every tensor decides its own format by what lies beside it: bf16, f16, f32, plain fp8, bitsandbytes
+//   nf4 and fp4 with or without double quantisation, mixed as they come. Lists of skipped modules in config.json are not trusted. Files are
+//   treated as hostile: every length, offset, shape and name is checked before it is used.
+//
+// READING GUIDE
+//   Students: >>forward first (one page), then >>numbers, >>model, >>cpu; then in file order. Porters: >>platform and >>config.
+
+// ------------------------------------------------------------------------------------------------------------------
+// >>api
+// The declarations, C99 and C++11. After them comes the implementation, which a user of the library need not read.
 
 #ifndef GEMMA3_H_INCLUDED
 #define GEMMA3_H_INCLUDED
@@ -34,6 +127,7 @@ extern "C" {
 #endif
 
 // ---- results: one list makes the enum and the texts
+
 #define G3__RESULTS(X) \
     X(OK,             0, "ok") \
     X(ERR_ARGUMENT,  -1, "bad argument") \
@@ -50,8 +144,9 @@ extern "C" {
 #define G3__X(name, value, text) G3_##name = value,
 typedef enum g3_result { G3__RESULTS(G3__X) G3__RESULT_MAX = 0x7fffffff } g3_result;
 #undef G3__X
-G3_API const char *g3_result_text(g3_result r);
-G3_API const char *g3_version(void);
+
+G3_API const char *g3_result_text(g3_result r);          // a static text of a few words
+G3_API const char *g3_version(void);                     // GEMMA3_VERSION of the implementation that is linked
 
 typedef struct g3_error {          // owned by the caller, NULL allowed; every call that takes one writes it (G3_OK on success)
     g3_result code;
@@ -59,35 +154,60 @@ typedef struct g3_error {          // owned by the caller, NULL allowed; every c
 } g3_error;
 
 // ---- hooks: `user` is always the first argument; all optional; a hook that returns non-zero means "stop"
-typedef struct g3_allocator { void *(*alloc_fn)(void *user, size_t size, size_t align); void (*free_fn)(void *user, void *ptr, size_t size); void *user; } g3_allocator;
+
+typedef struct g3_allocator {      // both functions or neither; thread-safe if sessions are opened from several threads
+    void *(*alloc_fn)(void *user, size_t size, size_t align);         // NULL: no memory; align is a power of two, at most 64
+    void  (*free_fn)(void *user, void *ptr, size_t size);             // the size that was asked for
+    void *user;
+} g3_allocator;
+
 typedef enum g3_level { G3_LOG_ERROR, G3_LOG_WARN, G3_LOG_INFO, G3_LOG_DEBUG } g3_level;
-typedef struct g3_logger   { void (*log_fn)(void *user, g3_level level, const char *text); void *user; } g3_logger;
-typedef struct g3_progress { int (*progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total); void *user; } g3_progress;
+typedef struct g3_logger { void (*log_fn)(void *user, g3_level level, const char *text); void *user; } g3_logger;          // one line without its newline
+
+typedef struct g3_progress { int (*progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total); void *user; } g3_progress;   // stage "weights": bytes; "prompt": tokens
+
 typedef struct g3_parallel {       // lend your own threads: run body(ctx, 0..n-1) in any order, also one after another, and return when all are done
-    void (*for_fn)(void *user, int n, void (*body)(void *ctx, int i), void *ctx); int width; void *user;
+    void (*for_fn)(void *user, int n, void (*body)(void *ctx, int i), void *ctx);
+    int   width;                   // how many bodies may run at once
+    void *user;
 } g3_parallel;
-typedef struct g3_files {          // read a model from somewhere else than a directory (an archive, memory, a fault injector)
-    void *(*open_fn)(void *user, const char *name, uint64_t *size);                         // NULL: no such file
+
+typedef struct g3_files {          // read a model from somewhere else than a directory (an archive, memory, a fault injector); all three or none
+    void *(*open_fn)(void *user, const char *name, uint64_t *size);                         // NULL: no such file; name is a plain file name
     int   (*read_fn)(void *user, void *file, uint64_t offset, void *dst, size_t size);       // 0: all of it was read
     void  (*close_fn)(void *user, void *file);
-    int   width;                                                                            // reads in flight at once; 0: 1, so read_fn need not be thread-safe
+    int   width;                   // reads in flight at once; 0: 1, so read_fn need not be thread-safe
     void *user;
 } g3_files;
 
 // ---- model: immutable once open, shared by any number of sessions and threads; freed when it and its last session are closed
+
 typedef struct g3_model   g3_model;
 typedef struct g3_session g3_session;
 typedef enum g3_backend { G3_BACKEND_AUTO, G3_BACKEND_CPU, G3_BACKEND_CUDA } g3_backend;
-typedef enum g3_kv { G3_KV_DEFAULT, G3_KV_F32, G3_KV_BF16, G3_KV_FP8, G3_KV_INT8 } g3_kv;   // default BF16; all layers alike
+typedef enum g3_kv { G3_KV_DEFAULT, G3_KV_F32, G3_KV_BF16, G3_KV_FP8, G3_KV_INT8 } g3_kv;    // format of cached keys and values, all layers alike; default BF16. FP8 is e4m3; FP8 and INT8 have a float32 scale per row and head
 
 // ---- looking inside: free while probe_fn is NULL; its buffers are in the plan
-typedef enum g3_point { G3_POINT_EMBED = 1, G3_POINT_LAYER = 2, G3_POINT_BRANCH = 4, G3_POINT_ATTENTION = 8, G3_POINT_VISION = 16, G3_POINT_OP = 32 } g3_point;
+
+typedef enum g3_point {
+    G3_POINT_EMBED     = 1,        // the scaled embeddings, before the first layer
+    G3_POINT_LAYER     = 2,        // the residual stream after a layer
+    G3_POINT_BRANCH    = 4,        // what attention or feed-forward is about to add, before its norm
+    G3_POINT_ATTENTION = 8,        // softmax weights of one row, all heads
+    G3_POINT_VISION    = 16,
+    G3_POINT_OP        = 32        // one operation: time, bytes, flops
+} g3_point;
 typedef struct g3_view {           // data is valid during the call; what is written to EMBED and LAYER counts
-    g3_point point; const char *name; int layer, pos, rows, heads, cols, key;   // ATTENTION: one row, [heads][cols] weights, column 0 is position `key`
-    float *data;                   // [rows][cols], or NULL for OP, which brings the three figures below
-    double seconds; uint64_t bytes, flops;
+    g3_point    point;
+    const char *name;              // "layer", "attention", "qkv", …
+    int         layer;             // 0 … layers-1; -1: outside the layers
+    int         pos, rows;         // position of the first row shown, rows
+    int         heads, cols, key;  // ATTENTION: one row, [heads][cols] weights, column 0 is position `key`
+    float      *data;              // [rows][cols], or NULL for OP, which brings the three figures below
+    double      seconds;
+    uint64_t    bytes, flops;
 } g3_view;
-typedef struct g3_probe { int (*probe_fn)(void *user, const g3_view *v); void *user; unsigned points; int rows; } g3_probe;   // rows: the last rows of each step; 0: 1
+typedef struct g3_probe { int (*probe_fn)(void *user, const g3_view *v); void *user; unsigned points; int rows; } g3_probe;   // points: G3_POINT_… or-ed; rows: the last rows of each step, 0: 1
 
 typedef struct g3_session_desc {
     int         context;           // tokens; 0: 8192 or the model's limit, whichever is smaller; <0: the largest that fits
@@ -118,24 +238,29 @@ typedef struct g3_model_desc {
     g3_parallel  parallel;
 } g3_model_desc;
 
-typedef struct g3_model_info {
+typedef struct g3_model_info {     // texts live as long as the model
     const char *name, *backend, *device;
     int layers, dim, ffn, heads, kv_heads, head_dim, vocab, window, max_context;   // vocab: rows of the table; rows the tokenizer lacks are never sampled
-    bool vision, chat;             // chat: the files bring a chat template
+    bool vision, chat;             // vision: a tower is in memory; chat: the files bring a chat template
     uint64_t parameters, weight_bytes;
 } g3_model_info;
 
-G3_API g3_model      *g3_model_open(const g3_model_desc *desc, g3_error *err);
-G3_API void           g3_model_close(g3_model *m);
+G3_API g3_model      *g3_model_open(const g3_model_desc *desc, g3_error *err);   // NULL on failure, with nothing left behind
+G3_API void           g3_model_close(g3_model *m);                               // NULL allowed; open sessions keep the model alive
 G3_API g3_model_info  g3_model_get_info(const g3_model *m);
-G3_API g3_model_desc  g3_model_get_desc(const g3_model *m);   // zeros replaced by the values in use
+G3_API g3_model_desc  g3_model_get_desc(const g3_model *m);                      // zeros replaced by the values in use
 
-typedef struct g3_tensor { const char *name, *format, *file; int rows, cols; uint64_t offset, bytes; } g3_tensor;
-G3_API int       g3_model_tensor(const g3_model *m, int i, g3_tensor *t);                                     // the number of tensors; *t: the i-th; also with no_weights
-G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int n, float *dst, g3_error *err);   // rows as float32, decoded from the file
+typedef struct g3_tensor {         // one tensor of the files, as named there; texts live as long as the model
+    const char *name, *format, *file;              // format: "bf16", "f16", "f32", "nf4", "fp4", "u8", …
+    int         rows, cols;        // of a quantised weight: those it stands for. 1-D: one row; more dimensions: the first by the product of the rest
+    uint64_t    offset, bytes;     // in its file; the companions of a quantised weight are tensors of their own
+} g3_tensor;
+G3_API int       g3_model_tensor(const g3_model *m, int i, g3_tensor *t);        // the number of tensors; *t: the i-th, in file order; also with no_weights
+G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int n, float *dst, g3_error *err);   // dst [n][cols]: rows as float32, decoded from the file
 
 // ---- memory: the exact bytes, known from the files' headers before anything is taken; needs no card and no driver
-typedef struct g3_plan_item { const char *name; uint64_t bytes; } g3_plan_item;
+
+typedef struct g3_plan_item { const char *name; uint64_t bytes; } g3_plan_item;  // "weights: …", "vision: …", "kv: …", "scratch: …", "host: …"
 typedef struct g3_plan {
     g3_backend backend;                             // what AUTO chose
     uint64_t weights, kv, scratch, vision, total;   // the arenas and nothing else: the model once, `sessions` sessions; vision: weights of tower and projector
@@ -147,26 +272,33 @@ typedef struct g3_plan {
     int      n_items;
     g3_plan_item items[48];                         // the sums above, one line each
 } g3_plan;
-G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_error *err);
+G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_error *err);    // for desc->session and desc->sessions; a plan that does not fit is no error
 
 // ---- session: one conversation; one thread at a time
-G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_error *err);
-G3_API void        g3_session_close(g3_session *s);
+
+G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_error *err); // desc NULL: the model's desc.session
+G3_API void        g3_session_close(g3_session *s);                              // NULL allowed
 G3_API void        g3_session_cancel(g3_session *s);                             // from any thread or signal handler: the running call returns at its next step; with none running, nothing
 G3_API int         g3_session_tokens(const g3_session *s, int *ids, int cap);    // tokens held: the count, and the first cap; every picture is 256 equal ids: compare conversations through g3_add_messages
 G3_API int         g3_session_rewind(g3_session *s, int pos, g3_error *err);     // the position reached, <= pos: the start of a picture it falls in, 0 where the rings have moved on; logits are gone until a token is added
-G3_API g3_result   g3_session_copy(g3_session *to, const g3_session *from, g3_error *err);   // same model and desc; pictures included
-typedef struct g3_stats { int context, held, prompt_tokens, images, new_tokens; double prompt_s, image_s, first_s, new_s; uint64_t bytes_per_token, memory; } g3_stats;
-G3_API g3_stats    g3_session_stats(const g3_session *s);                        // of the last call and in total
+G3_API g3_result   g3_session_copy(g3_session *to, const g3_session *from, g3_error *err);   // same model and desc; pictures included; `to` keeps its own seed
+typedef struct g3_stats {          // context, held, bytes_per_token and memory as they are now; the rest since the first token added after the last answer
+    int context, held, prompt_tokens, images, new_tokens;
+    double prompt_s, image_s, first_s, new_s;       // seconds; first_s: from the prompt's start to the first token of the answer
+    uint64_t bytes_per_token, memory;               // weights that one new token reads; the session's arena
+} g3_stats;
+G3_API g3_stats    g3_session_stats(const g3_session *s);
 G3_API uint64_t    g3_session_seed(const g3_session *s);                         // the seed in use, also when it came from the clock
 
 // ---- pictures; loading where stb_image.h is found at compile time (GEMMA3_NO_STB_IMAGE leaves it out)
-typedef struct g3_image { const uint8_t *rgb; int width, height, stride; } g3_image;     // stride 0: 3*width
+
+typedef struct g3_image { const uint8_t *rgb; int width, height, stride; } g3_image;         // [height][width][3], rows `stride` bytes apart; 0: 3*width
 G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err);                 // upright (EXIF), over white
 G3_API g3_result g3_image_load_memory(const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err);
 G3_API void      g3_image_free(const g3_allocator *alloc, g3_image *img);
 
 // ---- sampling and generation
+
 typedef struct g3_sampler {        // zeros: the checkpoint's generation_config.json, else the model card's settings
     bool     greedy;               // argmax, lowest id on ties; ignores the rest. A user's "temperature 0" is this
     float    temperature;          // 0: 1.0
@@ -178,18 +310,19 @@ typedef struct g3_sampler {        // zeros: the checkpoint's generation_config.
     bool     logprobs;             // fill g3_token.logprob (of the unfiltered distribution; costs the whole head)
     int    (*logits_fn)(void *user, float *logits, int vocab); void *user;   // see or mask logits before the filters
 } g3_sampler;
-typedef struct g3_token { int id; const char *text; int size; float logprob; } g3_token;  // text: whole UTF-8 characters, or empty; lives until the callback returns or the next g3_next
-typedef int (*g3_token_fn)(void *user, const g3_token *t);                                // non-zero: stop after this token; at the end once more with id -1 if text was held back
+typedef struct g3_token { int id; const char *text; int size; float logprob; } g3_token;     // text: whole UTF-8 characters, or empty; lives until the callback returns or the next g3_next
+typedef int (*g3_token_fn)(void *user, const g3_token *t);                                   // non-zero: stop after this token; at the end once more with id -1 if text was held back
 typedef enum g3_finish { G3_FINISH_NONE, G3_FINISH_STOP, G3_FINISH_LENGTH, G3_FINISH_CONTEXT, G3_FINISH_CALLBACK, G3_FINISH_CANCELLED } g3_finish;
 typedef struct g3_generate_desc {
     g3_sampler         sampler;
     int                max_tokens; // 0: until the context is full
     const char *const *stops;   int n_stops;      // stop strings; not shown
-    bool               ignore_stop_ids;
+    bool               ignore_stop_ids;           // go on past <eos> and <end_of_turn>
     g3_token_fn        token_fn;  void *user;
 } g3_generate_desc;
 
 // ---- level 1: chat
+
 typedef struct g3_part { const char *text; const g3_image *image; bool pan_and_scan; } g3_part;     // a text or an image
 typedef struct g3_turn {
     const char      *system;       // first turn only
@@ -197,33 +330,43 @@ typedef struct g3_turn {
     const g3_part   *parts;  int n_parts;         // instead of text: texts and images in order
     g3_generate_desc generate;
 } g3_turn;
-G3_API int       g3_chat(g3_session *s, const g3_turn *turn, g3_error *err);   // tokens produced, or a g3_result < 0
+G3_API int       g3_chat(g3_session *s, const g3_turn *turn, g3_error *err);       // tokens produced, or a g3_result < 0. A call that fails before its first token takes its turn back where the rings allow
 G3_API g3_result g3_add_turn(g3_session *s, const g3_turn *turn, g3_error *err);   // the same without the answer, for g3_next
-G3_API int       g3_next(g3_session *s, const g3_generate_desc *desc, g3_token *t, g3_error *err);   // one token of the answer: 1; 0 at its end (t->text: what was held back); or a g3_result < 0
-G3_API g3_finish g3_session_finish(const g3_session *s);                       // why the last generation ended
+G3_API int       g3_next(g3_session *s, const g3_generate_desc *desc, g3_token *t, g3_error *err);   // one token of the answer: 1; 0 at its end (t->text: what was held back); or a g3_result < 0. desc counts on the first call after tokens were added
+G3_API g3_finish g3_session_finish(const g3_session *s);                           // why the last generation ended
 
 // ---- level 2: prompts of your own
-typedef struct g3_message { const char *role, *text; const g3_part *parts; int n_parts; } g3_message;
+
+typedef struct g3_message { const char *role, *text; const g3_part *parts; int n_parts; } g3_message;   // role: "system" (first only), "user", "assistant"
 typedef enum g3_tokenize_flags { G3_TOKENIZE_PLAIN = 0, G3_TOKENIZE_SPECIAL = 1, G3_TOKENIZE_BOS = 2 } g3_tokenize_flags;
 G3_API int         g3_tokenize(const g3_model *m, const char *text, size_t size, int flags, int *ids, int cap);     // the count, even when cap is smaller; size SIZE_MAX: to the NUL
 G3_API int         g3_detokenize(const g3_model *m, const int *ids, int n, char *text, int cap);                    // bytes, no NUL; the size likewise
-G3_API const char *g3_token_piece(const g3_model *m, int id, int *size);                                            // the raw bytes of one token
+G3_API const char *g3_token_piece(const g3_model *m, int id, int *size);                                            // the raw bytes of one token; NULL: none
 G3_API int         g3_render(const g3_model *m, const g3_message *messages, int n, bool generation_prompt, int *ids, int cap, g3_error *err);   // the chat template; images as 256 soft tokens
-G3_API g3_result   g3_add_messages(g3_session *s, const g3_message *messages, int n, bool generation_prompt, g3_error *err);                    // the whole conversation, each time: rendered, the longest prefix the session holds is kept (pictures compared by a hash of their pixels, an assistant text equal to what was generated there keeps its ids), the rest is added; at least one token is
-G3_API g3_result   g3_add_tokens(g3_session *s, const int *ids, int n, g3_error *err);                              // as they are: no BOS is added
-G3_API g3_result   g3_add_image(g3_session *s, const g3_image *img, g3_error *err);                                 // 256 soft tokens; their frame of tokens is the caller's
-G3_API int         g3_generate(g3_session *s, const g3_generate_desc *desc, g3_error *err);
+G3_API g3_result   g3_add_messages(g3_session *s, const g3_message *messages, int n, bool generation_prompt, g3_error *err);   // the whole conversation, each time: rendered, the longest prefix the session
+                                                                                   // holds is kept (pictures compared by a hash of their pixels, an assistant text equal to what was generated there keeps its ids), the rest is added; at least one token is
+G3_API g3_result   g3_add_tokens(g3_session *s, const int *ids, int n, g3_error *err);    // as they are: no BOS is added. Stopped on the way: what went through is held
+G3_API g3_result   g3_add_image(g3_session *s, const g3_image *img, g3_error *err);       // 256 soft tokens; their frame of tokens is the caller's
+G3_API int         g3_generate(g3_session *s, const g3_generate_desc *desc, g3_error *err);          // tokens produced, or a g3_result < 0; desc NULL: the defaults
 
 // ---- level 3: logits; computed when asked for
-G3_API const float *g3_logits(g3_session *s, g3_error *err);                    // [vocab], after the last token added
-G3_API const float *g3_logits_at(g3_session *s, int back, g3_error *err);       // [vocab], `back` rows before it, back < logits_rows; the first request computes all kept rows in one product; valid until tokens are added
-G3_API g3_result    g3_head(g3_session *s, const float *x, float *logits, g3_error *err);   // final norm and head of one [dim] row of the residual; not from inside a hook
-G3_API int          g3_sample(g3_session *s, const g3_sampler *p, g3_error *err);   // a token for the next position; adds nothing
+
+G3_API const float *g3_logits(g3_session *s, g3_error *err);                       // [vocab], after the last token added
+G3_API const float *g3_logits_at(g3_session *s, int back, g3_error *err);          // [vocab], `back` rows before it, back < logits_rows; the first request computes all kept rows in one product; valid until tokens are added
+G3_API g3_result    g3_head(g3_session *s, const float *x, float *logits, g3_error *err);            // final norm and head of one [dim] row of the residual; not from inside a hook
+G3_API int          g3_sample(g3_session *s, const g3_sampler *p, g3_error *err);  // a token for the next position; adds nothing
 
 #ifdef __cplusplus
 }
 #endif
+#endif // GEMMA3_H_INCLUDED
+
+// ==== stop here unless you want the implementation ================================================================
+
+#if defined(__INTELLISENSE__) && !defined(GEMMA3_IMPLEMENTATION)
+#define GEMMA3_IMPLEMENTATION          // so that editors complete and check what follows
 #endif
+
 // ------------------------------------------------------------------------------------------------------------------
 // >>config
 // Owns every question about compiler, system and option macros, so that the rest of the file asks none.
@@ -2092,14 +2235,20 @@ typedef struct g3__tok_file {
     bool has_added, has_model, has_vocab, has_merges, has_type, has_normalizer;
 } g3__tok_file;
 
-static bool g3__tok_fail(g3__tok_file *f, g3_result code, const char *why)
+static bool g3__tok_fail(g3__tok_file *f, g3_result code, const char *fmt, ...) G3__PRINTF(3, 4);
+static bool g3__tok_fail(g3__tok_file *f, g3_result code, const char *fmt, ...)   // false, with the file's name in front
 {
+    char why[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof why, fmt, args);
+    va_end(args);
     return g3__fail(f->err, code, "tokenizer.json: %s", why) == G3_OK;
 }
 
 static bool g3__tok_odd_value(g3__tok_file *f, const char *name, const char *what)   // a setting of another kind of tokenizer
 {
-    return g3__fail(f->err, G3_ERR_MODEL, "tokenizer.json: %s %s; only Gemma's byte-pair tokenizer is read", name, what) == G3_OK;
+    return g3__tok_fail(f, G3_ERR_MODEL, "%s %s; only Gemma's byte-pair tokenizer is read", name, what);
 }
 
 // ---- added tokens
@@ -2121,9 +2270,9 @@ static bool g3__added_read(g3__tok_file *f, g3__added *a, uint8_t *flags)       
         else g3__json_skip(j);
     }
     if (j->failed) return false;
-    if (!s.n || s.n > G3__MAX_PIECE) return g3__tok_fail(f, G3_ERR_FORMAT, "an added token is empty, has no \"content\", or is longer than 65535 bytes");
+    if (!s.n || s.n > G3__MAX_PIECE) return g3__tok_fail(f, G3_ERR_FORMAT, "an added token has no \"content\" of 1 to 65535 bytes");
     if (id >= (uint64_t)f->rows + G3__BEYOND_ROWS || id >= ((uint32_t)1 << G3__SLOT_BITS) - 1)
-        return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has no usable id: the model has %d rows", G3__S(s), f->rows) == G3_OK;
+        return g3__tok_fail(f, G3_ERR_FORMAT, "the added token \"%.*s\" has no usable id: the model has %d rows", G3__S(s), f->rows);
     a->p = s.p;
     a->n = (uint32_t)s.n;
     a->id = (int)id;
@@ -2179,15 +2328,16 @@ static bool g3__added_keep(g3__tok_file *f)
         text += a.n;
         add.at = (uint32_t)(here - f->j.begin);
         add.n = (uint16_t)g3__piece_print(here, a.n, &add.flags);
+        g3__str name = g3__str_make(kept[i].p, a.n);
         if (e->flags && (e->n != add.n || memcmp(f->j.begin + e->at, here, add.n) || (e->flags & G3__PIECE_SPACED) != (add.flags & G3__PIECE_SPACED)))
-            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has the id %d of another piece", (int)G3__MIN(kept[i].n, 96u), kept[i].p, a.id) == G3_OK;
+            return g3__tok_fail(f, G3_ERR_FORMAT, "the added token \"%.*s\" has the id %d of another piece", G3__S(name), a.id);
         if (!e->flags) *e = add;
         e->flags |= (uint8_t)(G3__PIECE_ADDED | f->added_flags[i]);
     }
     if (f->n_added) qsort(kept, (size_t)f->n_added, sizeof *kept, g3__added_order);
     for (uint64_t i = 0; i < f->n_added; i++) {
         if (i && g3__added_order(&kept[i - 1], &kept[i]) == 0)
-            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" is listed twice", (int)G3__MIN(kept[i].n, 96u), kept[i].p) == G3_OK;
+            return g3__tok_fail(f, G3_ERR_FORMAT, "the added token \"%.*s\" is listed twice", (int)G3__MIN(kept[i].n, 96u), kept[i].p);
         f->t->first[(unsigned char)kept[i].p[0] + 1]++;
     }
     for (int b = 0; b < 256; b++) f->t->first[b + 1] += f->t->first[b];
@@ -2205,10 +2355,10 @@ static bool g3__vocab_read(g3__tok_file *f)                                     
     if (!g3__json_object(j)) return false;
     while (g3__json_key(j, &s) && g3__json_u64(j, &id)) {
         if (id >= (uint64_t)f->rows || id >= (uint64_t)f->ids)
-            return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the piece \"%.*s\" has id %llu, but the model has %d rows", G3__S(s), (unsigned long long)id, f->rows) == G3_OK;
+            return g3__tok_fail(f, G3_ERR_FORMAT, "the piece \"%.*s\" has id %llu, but the model has %d rows", G3__S(s), (unsigned long long)id, f->rows);
         if (s.n > G3__MAX_PIECE) return g3__tok_fail(f, G3_ERR_FORMAT, "a piece is longer than 65535 bytes");
         g3__entry *e = &f->entry[id];
-        if (e->flags) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: \"%.*s\" has id %llu, which another piece has too", G3__S(s), (unsigned long long)id) == G3_OK;
+        if (e->flags) return g3__tok_fail(f, G3_ERR_FORMAT, "\"%.*s\" has id %llu, which another piece has too", G3__S(s), (unsigned long long)id);
         e->flags = G3__PIECE_VOCAB;
         e->at = (uint32_t)(s.p - j->begin);
         e->n = (uint16_t)g3__piece_print(j->begin + e->at, s.n, &e->flags);
@@ -2252,17 +2402,17 @@ static bool g3__vocab_enter(g3__tok_file *f, int id)                            
     int *byte = flags & G3__PIECE_BYTE ? &t->byte_id[(unsigned char)s.p[0]] : NULL;
     g3__joined_note(t, s.p, s.n);
     if (byte) {
-        if (*byte >= 0) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the byte token of id %d is there twice", id) == G3_OK;
+        if (*byte >= 0) return g3__tok_fail(f, G3_ERR_FORMAT, "the byte token of id %d is there twice", id);
         *byte = id;
         return true;
     }
     if (!(flags & G3__PIECE_VOCAB)) {
         int other = g3__tok_lookup(t, s);
         if (other < 0 || flags & G3__PIECE_SPACED) return true;
-        return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the added token \"%.*s\" has id %d, in the vocabulary it has %d", G3__S(s), id, other) == G3_OK;
+        return g3__tok_fail(f, G3_ERR_FORMAT, "the added token \"%.*s\" has id %d, in the vocabulary it has %d", G3__S(s), id, other);
     }
     if (!s.n || flags & G3__PIECE_SPACED) return true;
-    if (!g3__tok_index(t, id)) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: the piece \"%.*s\" is listed twice", G3__S(s)) == G3_OK;
+    if (!g3__tok_index(t, id)) return g3__tok_fail(f, G3_ERR_FORMAT, "the piece \"%.*s\" is listed twice", G3__S(s));
     if (s.n == 1 && (unsigned char)s.p[0] < 0x80) t->ascii_id[(unsigned char)s.p[0]] = id;
     return true;
 }
@@ -2346,8 +2496,9 @@ static bool g3__merge_add(g3__merges *m, int id, uint32_t cut)
     g3__tok *t = m->f->t;
     const char *p = t->text + t->at[id];
     uint32_t n = t->at[id + 1] - t->at[id], c = g3__characters(p, cut) - 1;
-    if (g3__tok_lookup(t, g3__str_make(p, cut)) < 0 || g3__tok_lookup(t, g3__str_make(p + cut, n - cut)) < 0)
-        return g3__fail(m->f->err, G3_ERR_FORMAT, "tokenizer.json: merge %u joins \"%.*s\" and \"%.*s\", which are not both in the vocabulary", m->place, (int)G3__MIN(cut, 96u), p, (int)G3__MIN(n - cut, 96u), p + cut) == G3_OK;
+    g3__str left = g3__str_make(p, cut), right = g3__str_make(p + cut, n - cut);
+    if (g3__tok_lookup(t, left) < 0 || g3__tok_lookup(t, right) < 0)
+        return g3__tok_fail(m->f, G3_ERR_FORMAT, "merge %u joins \"%.*s\" and \"%.*s\", which are not both in the vocabulary", m->place, G3__S(left), G3__S(right));
     bool starts = !t->cuts[id] && !(t->flags[id] & G3__PIECE_ODD) && c < 32, goes_on = m->run && m->id == id && c < m->last;
     m->run = starts || goes_on;
     if (starts) t->rank[id] = m->place;
@@ -2370,7 +2521,7 @@ static size_t g3__merge_spelled(char **p, const char *end, g3__str piece)
         else if (c > ' ' && c != '\\' && c == (unsigned char)*q) q++;
         else return 0;
     }
-    if (q >= end || *q != '"' || (i < piece.n && ((unsigned char)piece.p[i] & 0xC0) == 0x80)) return 0;
+    if (q >= end || *q != '"') return 0;
     *p = q + 1;
     return i;
 }
@@ -2399,7 +2550,8 @@ static bool g3__merge_expect(g3__json *j, g3__str piece, uint32_t *cut)
     return true;
 }
 
-static int g3__merge_next(g3__merges *m, uint32_t *cut)                         // the piece, if the cursor is at a merge of the last piece or of the one after it; -1
+// The piece, if the cursor is at a merge of the last piece or of the one after it; -1.
+static int g3__merge_next(g3__merges *m, uint32_t *cut)
 {
     const g3__tok *t = m->f->t;
     for (int id = m->id; id >= 0 && id <= m->id + 1 && id < t->n; id++) {
@@ -2446,8 +2598,9 @@ static bool g3__merge_any(g3__merges *m)
     if (flags & G3__PIECE_BYTE) return g3__tok_odd_value(f, "a merge", "joins byte tokens");
     memmove(p + a, q, b);
     if (flags & G3__PIECE_SPACED) { m->place++; return true; }                  // no section holds a space: it counts and never applies
-    int id = g3__tok_lookup(f->t, g3__str_make(p, a + b));
-    if (id < 0) return g3__fail(f->err, G3_ERR_FORMAT, "tokenizer.json: merge %u makes \"%.*s\", which is not in the vocabulary", m->place, (int)G3__MIN(a + b, (size_t)96), p) == G3_OK;
+    g3__str made = g3__str_make(p, a + b);
+    int id = g3__tok_lookup(f->t, made);
+    if (id < 0) return g3__tok_fail(f, G3_ERR_FORMAT, "merge %u makes \"%.*s\", which is not in the vocabulary", m->place, G3__S(made));
     return g3__merge_add(m, id, (uint32_t)a);
 }
 
@@ -2521,7 +2674,8 @@ static bool g3__tok_setting(g3__tok_file *f, g3__str key)                       
         f->has_type = true;
         return g3__json_string(j, &s) && (g3__str_is(s, "BPE") || g3__tok_odd_value(f, "model.type", "is not BPE"));
     }
-    if (g3__str_is(key, "continuing_subword_prefix") || g3__str_is(key, "end_of_word_suffix")) return g3__json_string(j, &s) && (!s.n || g3__tok_odd_value(f, "model", "marks parts of words"));
+    if (g3__str_is(key, "continuing_subword_prefix") || g3__str_is(key, "end_of_word_suffix"))
+        return g3__json_string(j, &s) && (!s.n || g3__tok_odd_value(f, "model", "marks parts of words"));
     if (g3__str_is(key, "ignore_merges")) return g3__json_bool(j, &yes) && (!yes || g3__tok_odd_value(f, "model.ignore_merges", "is set"));
     if (g3__str_is(key, "fuse_unk")) return g3__json_bool(j, &f->t->fuse_unk);
     if (g3__str_is(key, "byte_fallback")) return g3__json_bool(j, &yes) && (yes || g3__tok_odd_value(f, "model.byte_fallback", "is off"));
@@ -2657,7 +2811,7 @@ static g3__str g3__tok_piece(const g3__tok *t, int id)                          
     return g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
 }
 
-static bool g3__tok_special(const g3__tok *t, int id)
+static G3__UNUSED bool g3__tok_special(const g3__tok *t, int id)
 {
     return id >= 0 && id < t->n && (t->flags[id] & G3__PIECE_SPECIAL) != 0;
 }
@@ -2760,10 +2914,11 @@ static int g3__utf8_stream(g3__utf8 *u, g3__str piece, char *out)
 // ---- merging. A stretch of text is a list of symbols; a heap holds the merges that are possible, lowest rank first and
 // leftmost among equals. A merge is taken if it still is what its left symbol would do; what it changes is entered anew.
 
-enum { G3__BPE_LOCAL = 1000, G3__BPE_PER_SYMBOL = 24 + 16 + 4 };                // symbols on the stack; bytes of scratch each: symbol, two in the heap, text
+enum { G3__BPE_LOCAL = 1000, G3__BPE_PER_SYMBOL = 24 + 16 + 4 };                // symbols on the stack; bytes of scratch for each: itself, two in the heap, text
 static const uint32_t g3__bpe_none = UINT32_MAX;
 
-typedef struct g3__symbol { uint32_t at, prev, next, rank; int id, made; } g3__symbol;   // at: in the text; rank and made: of the merge with the next one
+// at: where its text begins; rank and made: of the merge with the next symbol
+typedef struct g3__symbol { uint32_t at, prev, next, rank; int id, made; } g3__symbol;
 
 typedef struct g3__bpe {
     const g3__tok *t;
@@ -2926,7 +3081,10 @@ static bool g3__bpe_long(const g3__tok *t, const g3_allocator *a, const char *p,
     uint64_t bytes = n * G3__BPE_PER_SYMBOL;
     char *scratch = NULL;
     if (n < UINT32_MAX / 4 && bytes <= SIZE_MAX) scratch = (char *)a->alloc_fn(a->user, (size_t)bytes, G3__ALIGN);
-    if (!scratch) return g3__fail(err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise %llu characters without a break", (unsigned long long)bytes, (unsigned long long)n) == G3_OK;
+    if (!scratch) {
+        g3__fail(err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise a stretch of %llu characters", (unsigned long long)bytes, (unsigned long long)n);
+        return false;
+    }
     b.t = t;
     b.room = n;
     b.heap = (uint64_t *)(void *)scratch;
@@ -3014,6 +3172,13 @@ static bool g3__set_fail(g3__settings *s, const char *key, const char *why)
     if (!s->failed) g3__fail(s->err, G3_ERR_MODEL, "%s: %s: %s", s->what, key, why);
     s->failed = true;
     return false;
+}
+
+static void g3__set_only(g3__settings *s, const char *key, g3__str found, const char *legal)    // a name that is not among the legal ones
+{
+    char why[192];
+    snprintf(why, sizeof why, "\"%.*s\" is not supported, only %s", (int)G3__MIN(found.n, (size_t)40), found.p, legal);
+    g3__set_fail(s, key, why);
 }
 
 static bool g3__set_find(g3__settings *s, const char *key, g3__value *v)     // false: absent, or the file is at fault
@@ -3104,7 +3269,7 @@ static void g3__set_refuse(g3__settings *s)              // what a Gemma 3 never
     if (g3__set_find(s, "attn_logit_softcapping", &v)) g3__set_fail(s, "attn_logit_softcapping", "soft caps are not supported (no Gemma 3 has them)");
     if (g3__set_find(s, "final_logit_softcapping", &v)) g3__set_fail(s, "final_logit_softcapping", "soft caps are not supported (no Gemma 3 has them)");
     if ((g3__set_string(s, "hidden_activation", &a) || g3__set_string(s, "hidden_act", &a)) && !g3__str_is(a, "gelu_pytorch_tanh"))
-        g3__set_fail(s, "hidden_activation", "only gelu_pytorch_tanh is supported");
+        g3__set_only(s, "hidden_activation", a, "gelu_pytorch_tanh is");
 }
 
 static float g3__rope_factor(g3__settings *rope)         // of one rope block; "type" is the older spelling of "rope_type"
@@ -3112,7 +3277,7 @@ static float g3__rope_factor(g3__settings *rope)         // of one rope block; "
     g3__str kind;
     if (!g3__set_string(rope, "rope_type", &kind) && !g3__set_string(rope, "type", &kind)) return 1;
     if (g3__str_is(kind, "default")) return 1;
-    if (!g3__str_is(kind, "linear")) { g3__set_fail(rope, "rope_type", "only \"default\" and \"linear\" are supported"); return 1; }
+    if (!g3__str_is(kind, "linear")) { g3__set_only(rope, "rope_type", kind, "\"default\" and \"linear\" are"); return 1; }
     g3__value v;
     if (!g3__set_find(rope, "factor", &v)) { g3__set_fail(rope, "factor", "linear rope scaling needs it"); return 1; }
     return (float)g3__set_number(rope, "factor", 1, 1e-6, 1e6);
@@ -3150,7 +3315,7 @@ static void g3__config_layers(g3__config *c, g3__settings *s)                 //
     if (!g3__json_array(&j)) g3__set_fail(s, "layer_types", "expected a list");
     for (; g3__json_item(&j); n++) {
         bool ok = g3__json_string(&j, &kind), full = ok && g3__str_is(kind, "full_attention");
-        if (!ok || (!full && !g3__str_is(kind, "sliding_attention"))) { g3__set_fail(s, "layer_types", "only \"full_attention\" and \"sliding_attention\" are supported"); return; }
+        if (!ok || (!full && !g3__str_is(kind, "sliding_attention"))) { g3__set_only(s, "layer_types", ok ? kind : g3__str_c("?"), "\"full_attention\" and \"sliding_attention\" are"); return; }
         if (n < c->layers) c->full[n] = full;
     }
     if (n != c->layers) g3__set_fail(s, "layer_types", "its length is not num_hidden_layers");
@@ -3173,7 +3338,7 @@ static void g3__config_vision(g3__config *c, g3__settings *s)                 //
     o->eps = (float)g3__set_number(&v, "layer_norm_eps", 1e-6, 1e-30, 1);
     o->tokens = g3__set_int(s, "mm_tokens_per_image", 256, 1, 1 << 16);
     if (g3__set_int(&v, "num_channels", 3, 1, 64) != 3) g3__set_fail(&v, "num_channels", "only three channels are supported");
-    if (g3__set_string(&v, "hidden_act", &act) && !g3__str_is(act, "gelu_pytorch_tanh")) g3__set_fail(&v, "hidden_act", "only gelu_pytorch_tanh is supported");
+    if (g3__set_string(&v, "hidden_act", &act) && !g3__str_is(act, "gelu_pytorch_tanh")) g3__set_only(&v, "hidden_act", act, "gelu_pytorch_tanh is");
     int grid = o->image / o->patch, side = (int)sqrt((double)o->tokens);
     if (!v.failed && (o->image % o->patch || side * side != o->tokens || side > grid || grid % side || o->dim % o->heads || o->dim / o->heads % 2))
         g3__set_fail(&v, "vision_config", "image_size, patch_size, mm_tokens_per_image and heads do not divide");
@@ -3190,7 +3355,7 @@ static void g3__config_kind(g3__config *c, g3__settings *s)                   //
     s->failed = s->failed || top.failed;
     if (typed) {
         c->multimodal = g3__str_is(type, "gemma3");
-        if (!c->multimodal && !g3__str_is(type, "gemma3_text")) g3__set_fail(s, "model_type", "only \"gemma3\" and \"gemma3_text\" run here");
+        if (!c->multimodal && !g3__str_is(type, "gemma3_text")) g3__set_only(s, "model_type", type, "\"gemma3\" and \"gemma3_text\" are");
         return;
     }
     g3__str list = listed ? g3__str_make(arch.p, arch.n) : g3__str_c("");
@@ -3203,11 +3368,7 @@ static void g3__config_quant(g3__settings *s)            // only the method coun
 {
     g3__settings q = g3__set_object(s, "quantization_config");
     g3__str method;
-    char why[160];
-    if (g3__set_string(&q, "quant_method", &method) && !g3__str_is(method, "bitsandbytes")) {
-        snprintf(why, sizeof why, "\"%.*s\" is not supported; bitsandbytes 4-bit and unquantised weights are", (int)G3__MIN(method.n, (size_t)40), method.p);
-        g3__set_fail(&q, "quant_method", why);
-    }
+    if (g3__set_string(&q, "quant_method", &method) && !g3__str_is(method, "bitsandbytes")) g3__set_only(&q, "quant_method", method, "bitsandbytes 4-bit and unquantised weights are");
     s->failed = s->failed || q.failed;
 }
 
@@ -3729,7 +3890,7 @@ typedef struct g3__attn {
     float scale;                       // query_pre_attn_scalar^-0.5, not head_dim^-0.5
     float theta, factor;               // angle of pair j at position p: p * theta^(-2j/head_dim) / factor
     int angles;                        // which of the run's angle tables holds them: 0 or 1; -1: no rotation
-    g3__norm q_norm, k_norm;           // over head_dim, the same weights for every head; dim 0: none
+    g3__norm q_norm, k_norm;           // RMSNorms over head_dim, the same weights for every head; dim 0: none
 } g3__attn;
 
 typedef struct g3__kv {                // one layer's cache: position p lies in row p % rows
@@ -4555,6 +4716,19 @@ struct g3_model {
     char name[96];
 };
 
+static void g3__log(const g3_model *m, g3_level level, const char *fmt, ...) G3__PRINTF(3, 4);
+static void g3__log(const g3_model *m, g3_level level, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    if (!m->desc.logger.log_fn) return;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    g3__text_clean(text);
+    m->desc.logger.log_fn(m->desc.logger.user, level, text);
+}
+
 // ---- what a session is
 
 typedef struct g3__answer {                              // one generation, from its first token to its last
@@ -4711,8 +4885,8 @@ static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session
 
 static bool g3__session_resolve(const g3__config *c, bool vision, const g3_session_desc *in, g3_session_desc *d, g3_error *err)   // a negative context stays: "the largest that fits"
 {
-    memset(d, 0, sizeof *d);
-    if (in) *d = *in;
+    g3_session_desc none = G3__ZERO;
+    *d = in ? *in : none;
     if (d->context == 0) d->context = G3__MIN(8192, c->max_context);
     if (d->batch == 0) d->batch = 512;
     if (d->kv == G3_KV_DEFAULT) d->kv = G3_KV_BF16;
@@ -4771,20 +4945,41 @@ static uint64_t g3__model_bytes(const g3__weights *w)
     return l.at;
 }
 
-static void g3__plan_advice(g3_plan *p, const g3__asked *a, uint64_t need)
+static bool g3__fits_with(const g3__asked *a, g3_kv kv, int context, uint64_t model, uint64_t room)
 {
     g3_session_desc d = a->d;
-    uint64_t model = g3__model_bytes(a->w), room = p->available > need - p->total ? p->available - (need - p->total) : 0;
-    int small = 0;
-    char try_[96] = "a smaller model";
+    uint64_t bytes;
+    d.kv = kv;
+    return room >= model && g3__mul(g3__session_bytes(a->c, &d, context, a->width), (uint64_t)a->sessions, &bytes) && bytes <= room - model;
+}
+
+// What would fit, each by itself: a shorter context, narrower caches, no vision; else all of them together; else nothing.
+static void g3__plan_remedy(const g3_plan *p, const g3__asked *a, uint64_t room, char *text, size_t size)
+{
+    static const struct { g3_kv kv; const char *name; } narrow[] = {{G3_KV_BF16, "kv bf16"}, {G3_KV_INT8, "kv int8"}};
+    uint64_t model = g3__model_bytes(a->w);
+    g3_session_desc d = a->d;
+    int n = 0, least;
+    if (p->max_context) n += snprintf(text, size, "context %d", p->max_context);
+    for (int i = 0; i < 2; i++)
+        if (g3__kv_size(narrow[i].kv) < g3__kv_size(a->d.kv) && g3__fits_with(a, narrow[i].kv, a->d.context, model, room)) { n += snprintf(text + n, size - (size_t)n, "%s%s", n ? " or " : "", narrow[i].name); break; }
+    if (a->w->vision && p->total - p->vision <= room) n += snprintf(text + n, size - (size_t)n, "%sno_vision", n ? " or " : "");
+    if (n) return;
     d.kv = G3_KV_INT8;
     d.batch = G3__MIN(d.batch, a->w->vision ? G3__MAX(64, a->c->vision.tokens) : 64);
-    if (room > model) small = g3__largest_context(a->c, &d, a->sessions, a->width, room - model);
-    if (p->max_context) snprintf(try_, sizeof try_, "context %d", p->max_context);
-    else if (small) snprintf(try_, sizeof try_, "kv int8, batch %d and context %d", d.batch, small);
-    else if (a->w->vision && room > p->weights) snprintf(try_, sizeof try_, "no_vision");
-    snprintf(p->advice, sizeof p->advice, "%llu bytes too few: weights %llu + vision %llu + kv %llu + scratch %llu, available %llu; %s would fit", (unsigned long long)(need - p->available),
-             (unsigned long long)p->weights, (unsigned long long)p->vision, (unsigned long long)p->kv, (unsigned long long)p->scratch, (unsigned long long)p->available, try_);
+    least = room > model ? g3__largest_context(a->c, &d, a->sessions, a->width, room - model) : 0;
+    if (least) snprintf(text, size, "kv int8, batch %d and context %d", d.batch, least);
+    else snprintf(text, size, "only a smaller model");
+}
+
+static void g3__plan_advice(g3_plan *p, const g3__asked *a, uint64_t need)
+{
+    uint64_t beside = need - p->total, room = p->available > beside ? p->available - beside : 0;
+    char remedy[96];
+    g3__plan_remedy(p, a, room, remedy, sizeof remedy);
+    snprintf(p->advice, sizeof p->advice, "%llu bytes too few: weights %llu + vision %llu + kv %llu + scratch %llu, %s %llu; %s would fit", (unsigned long long)(need - p->available),
+             (unsigned long long)p->weights, (unsigned long long)p->vision, (unsigned long long)p->kv, (unsigned long long)p->scratch, a->limit ? "memory_limit" : "free",
+             (unsigned long long)p->available, remedy);
 }
 
 static void g3__plan_host(g3__layout *l, const g3__asked *a)                    // the peak is either while parsing or later
@@ -4976,7 +5171,9 @@ static bool g3__tensor_weight(const g3_model *m, const g3__tensor *t, g3__weight
     memset(w, 0, sizeof *w);
     w->data = t;
     w->format = g3__tensor_format(t);
-    uint64_t rows = t->rank > 1 ? t->dims[0] : 1, cols = rows ? t->count / rows : 0;
+    uint64_t rows = t->rank > 1 ? t->dims[0] : 1, cols = 1;
+    for (int i = t->rank > 1; i < G3__MIN(t->rank, 4); i++) if (!g3__mul(cols, t->dims[i], &cols)) cols = INT_MAX;
+    if (rows && t->rank > 4) cols = t->count / rows;
     w->rows = (int)G3__MIN(rows, (uint64_t)INT_MAX);
     w->cols = (int)G3__MIN(cols, (uint64_t)INT_MAX);
     if (t->name.n >= sizeof b.name) return true;                                 // too long to have companions of ours
@@ -5029,6 +5226,11 @@ static void g3__load_body(void *ctx, int i)              // one reader: takes ch
         if (!g3__file_read(l->chunk[c].file, l->chunk[c].offset, l->chunk[c].dst, l->chunk[c].size, NULL)) g3__atomic_set(&l->failed, c + 1);
 }
 
+static bool g3__load_failed(const g3__chunk *c, g3_error *err)
+{
+    return g3__fail(err, G3_ERR_IO, "%s: %u bytes at offset %llu cannot be read", c->file->name, (unsigned)c->size, (unsigned long long)c->offset) == G3_OK;
+}
+
 // Rounds of about 60 ms, so that progress and cancelling come from the caller's thread without slowing the readers.
 static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_error *err)
 {
@@ -5040,8 +5242,7 @@ static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_erro
         l->end = G3__MIN(l->n, from + round);
         g3__atomic_set(&l->next, from);
         g3__pool_for(pool, readers, g3__load_body, l);
-        if (l->failed) return g3__file_read(l->chunk[l->failed - 1].file, l->chunk[l->failed - 1].offset, l->chunk[l->failed - 1].dst, l->chunk[l->failed - 1].size, err)
-                           || g3__fail(err, G3_ERR_IO, "%s: a read failed and then did not", l->chunk[l->failed - 1].file->name) == G3_OK;
+        if (l->failed) return g3__load_failed(&l->chunk[l->failed - 1], err);
         for (int c = from; c < l->end; c++) done += l->chunk[c].size;
         if (m->desc.progress.progress_fn && m->desc.progress.progress_fn(m->desc.progress.user, "weights", done, total))
             return g3__fail(err, G3_ERR_STOPPED, "loading was stopped by progress_fn after %llu of %llu bytes", (unsigned long long)done, (unsigned long long)total) == G3_OK;
@@ -5180,7 +5381,7 @@ static void g3__load_tower(g3_model *m, const g3__place *place)
 
 static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
 {
-    bool own = !m->desc.allocator.alloc_fn;
+    bool own = m->heap.a.alloc_fn == g3__default_alloc;
     *arena = NULL;
     if (bytes <= SIZE_MAX) *arena = (char *)(own ? g3__pages_take(NULL, (size_t)bytes, G3__ALIGN) : m->heap.a.alloc_fn(m->heap.a.user, (size_t)bytes, G3__ALIGN));
     return *arena || g3__fail(err, G3_ERR_MEMORY, "the system gives no %llu bytes for an arena", (unsigned long long)bytes) == G3_OK;
@@ -5189,7 +5390,7 @@ static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *
 static void g3__arena_give(g3_model *m, char *arena, uint64_t bytes)
 {
     if (!arena) return;
-    if (!m->desc.allocator.alloc_fn) g3__pages_give(NULL, arena, (size_t)bytes);
+    if (m->heap.a.alloc_fn == g3__default_alloc) g3__pages_give(NULL, arena, (size_t)bytes);
     else m->heap.a.free_fn(m->heap.a.user, arena, (size_t)bytes);
 }
 
@@ -5282,7 +5483,10 @@ static void g3__emit_grow(g3__emit *e)                   // there is no place to
 {
     size_t room = 2 * e->room;
     char *more = room > e->room ? (char *)e->a->alloc_fn(e->a->user, room, G3__ALIGN) : NULL;
-    if (!more) { e->failed = g3__fail(e->err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise a text without a break", (unsigned long long)room); return; }
+    if (!more) {
+        e->failed = g3__fail(e->err, G3_ERR_MEMORY, "the allocator has no %llu bytes to tokenise a text without a break", (unsigned long long)room);
+        return;
+    }
     memcpy(more, e->text, e->used);
     if (e->text != e->local) e->a->free_fn(e->a->user, e->text, e->room);
     e->text = more;
@@ -5338,7 +5542,10 @@ static int g3__space_size(const char *p, const char *end)   // bytes of the whit
 {
     const unsigned char *s = (const unsigned char *)p;
     int n = g3__utf8_size(p, end);
-    uint32_t c = n == 1 ? s[0] : n == 2 ? (uint32_t)(s[0] & 31) << 6 | (s[1] & 63u) : n == 3 ? (uint32_t)(s[0] & 15) << 12 | (uint32_t)(s[1] & 63) << 6 | (s[2] & 63u) : 0;
+    uint32_t c = 0;
+    if (n == 1) c = s[0];
+    if (n == 2) c = (s[0] & 31u) << 6 | (s[1] & 63u);
+    if (n == 3) c = (s[0] & 15u) << 12 | (s[1] & 63u) << 6 | (s[2] & 63u);
     return n && g3__space_char(c) ? n : 0;
 }
 
@@ -5369,8 +5576,10 @@ static void g3__emit_image(g3__emit *e)                  // the newlines join th
 
 static void g3__emit_part(g3__emit *e, const g3_part *part, const char *who, int i)
 {
-    if (part->text && part->image) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "part %d of %s holds both a text and an image; make it two parts", i, who);
-    else if (part->pan_and_scan) e->failed = g3__fail(e->err, G3_ERR_UNSUPPORTED, "part %d of %s asks for pan_and_scan, which is not in this build; leave it false", i, who);
+    if (part->text && part->image)
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "part %d of %s holds both a text and an image; make it two parts", i, who);
+    else if (part->pan_and_scan)
+        e->failed = g3__fail(e->err, G3_ERR_UNSUPPORTED, "part %d of %s asks for pan_and_scan, which is not in this build", i, who);
     else if (part->image) g3__emit_image(e);
     else if (part->text) g3__emit_text(e, g3__trim(g3__str_c(part->text)));
 }
@@ -5378,8 +5587,10 @@ static void g3__emit_part(g3__emit *e, const g3_part *part, const char *who, int
 // A text, or parts instead of it; each text is trimmed by itself. Neither is an empty message.
 static void g3__emit_content(g3__emit *e, const char *text, const g3_part *parts, int n_parts, const char *who)
 {
-    if (n_parts < 0 || (n_parts > 0 && !parts)) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has n_parts %d and %s", who, n_parts, parts ? "parts" : "no parts");
-    else if (text && n_parts) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has both a text and parts; give the text as one of the parts", who);
+    if (n_parts < 0 || (n_parts > 0 && !parts))
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has n_parts %d and %s", who, n_parts, parts ? "parts" : "no parts");
+    else if (text && n_parts)
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s has both a text and parts; give the text as one of the parts", who);
     if (e->failed) return;
     if (text) g3__emit_text(e, g3__trim(g3__str_c(text)));
     for (int i = 0; i < n_parts && !e->failed; i++) g3__emit_part(e, &parts[i], who, i);
@@ -5474,7 +5685,7 @@ static void g3__render_message(g3__emit *e, const g3_message *m, int i, bool use
     snprintf(who, sizeof who, "message %d", i);
     if (!m->role) e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message %d has no role", i);
     else if (user != user_turn)
-        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message %d has the role \"%.40s\" where %s must stand: roles alternate between user and assistant, after at most one system message",
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "message %d has the role \"%.40s\" where %s must stand: user and assistant alternate, after at most one system message",
                              i, m->role, user_turn ? "\"user\"" : "any role but \"user\"");
     else g3__emit_message(e, strcmp(m->role, "assistant") == 0 ? "model" : m->role, system, m->text, m->parts, m->n_parts, who);
 }
@@ -5484,7 +5695,7 @@ static void g3__render_all(g3__emit *e, const g3_message *messages, int n, bool 
     const char *system = NULL;
     int first = n > 0 && messages[0].role && strcmp(messages[0].role, "system") == 0;
     if (n <= first) {
-        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, first ? "message 0 is a system message alone; add a user message" : "the conversation has no messages");
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "%s", first ? "message 0 is a system message alone; add a user message" : "the conversation has no messages");
         return;
     }
     if (first && !g3__render_system(e, &messages[0], &system)) return;
@@ -5494,7 +5705,8 @@ static void g3__render_all(g3__emit *e, const g3_message *messages, int n, bool 
 }
 
 // The count of ids, of which the first `cap` are written; or a g3_result below 0.
-static int64_t g3__render(const g3__tok *t, const g3_allocator *a, const g3__chat_ids *c, const g3_message *messages, int n, bool generation_prompt, int *ids, int64_t cap, g3_error *err)
+static int64_t g3__render(const g3__tok *t, const g3_allocator *a, const g3__chat_ids *c, const g3_message *messages, int n, bool generation_prompt,
+                          int *ids, int64_t cap, g3_error *err)
 {
     g3__emit e;
     g3__emit_begin(&e, t, a, c, ids, cap, err);
@@ -6062,7 +6274,7 @@ static void g3__tell_untrained(g3_session *s)
 {
     if (s->m->chat || s->told) return;
     s->told = true;
-    if (s->m->desc.logger.log_fn) s->m->desc.logger.log_fn(s->m->desc.logger.user, G3_LOG_WARN, "the files bring no chat template: this model was not trained to chat, its answers may wander");
+    g3__log(s->m, G3_LOG_WARN, "%s brings no chat template: it was not trained to chat, its answers may wander", s->m->name);
 }
 
 static void g3__turn_emit(g3__emit *e, g3_session *s, const g3__chat_ids *c, const g3_turn *turn)
@@ -6366,13 +6578,14 @@ static void g3__cpu_norm(g3__run *r, float *y, const float *x, const g3__norm *n
 
 static void g3__cpu_add_rows(const g3__job *j, int first, int end, int piece)
 {
-    const size_t dim = (size_t)j->m;
+    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
+    const float *gain = j->r->a.gain;
     float *h = j->r->a.h;
     (void)piece;
     for (size_t t = (size_t)first; t < (size_t)end; t++) {
         const float *y = j->x + t * dim;
         float *x = j->y + t * dim;
-        if (j->norm) { g3__cpu_norm_row(h + t * dim, y, j->norm, j->r->a.gain, NULL); y = h + t * dim; }
+        if (j->norm) { g3__cpu_norm_row(h + t * dim, y, j->norm, gain, gain + room); y = h + t * dim; }
         for (size_t i = 0; i < dim; i++) x[i] += y[i];
     }
 }
@@ -6875,11 +7088,6 @@ G3_API const char *g3_version(void) { return GEMMA3_VERSION; }
 
 // ---- models
 
-static void g3__log(const g3_model *m, g3_level level, const char *text)
-{
-    if (m->desc.logger.log_fn) m->desc.logger.log_fn(m->desc.logger.user, level, text);
-}
-
 static void g3__model_free(g3_model *m)
 {
     g3__heap heap = m->heap;                             // outlives the struct it came from
@@ -6918,13 +7126,13 @@ static void g3__model_name(g3_model *m)                  // the directory's last
 static bool g3__model_desc_take(g3_model *m, const g3_model_desc *d, g3_error *err)      // copied, strings too; zeros replaced
 {
     m->desc = *d;
+    m->desc.allocator = m->heap.a;
     if (d->session) m->first = *d->session;
     m->desc.session = &m->first;
     m->desc.sessions = d->sessions ? d->sessions : 1;
     if (m->desc.sessions < 0 || m->desc.sessions > 65536) return g3__fail(err, G3_ERR_ARGUMENT, "sessions: %d is not a number of sessions (1 to 65536)", d->sessions) == G3_OK;
     if (d->threads < 0) return g3__fail(err, G3_ERR_ARGUMENT, "threads: %d is not a number of threads", d->threads) == G3_OK;
     if ((int)d->backend < 0 || d->backend > G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_ARGUMENT, "backend: %d is none of G3_BACKEND_AUTO, _CPU, _CUDA", (int)d->backend) == G3_OK;
-    if (d->allocator.alloc_fn && !d->allocator.free_fn) return g3__fail(err, G3_ERR_ARGUMENT, "allocator: alloc_fn and free_fn come together") == G3_OK;
     if (!g3__copy_text(m, &m->desc.path, err) || !g3__copy_text(m, &m->desc.kernel_path, err) || !g3__copy_text(m, &m->desc.cache_dir, err)) return false;
     m->desc.threads = G3__MIN(d->threads ? d->threads : g3__cores(), (int)G3__MAX_THREADS);
     if (d->parallel.for_fn) m->desc.threads = G3__MIN(G3__MAX(d->parallel.width, 1), (int)G3__MAX_THREADS);
@@ -6945,7 +7153,9 @@ static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
 {
     g3__heap heap;
     g3_model_desc none = G3__ZERO;
-    g3__heap_init(&heap, desc ? &desc->allocator : NULL);
+    if (!desc) desc = &none;
+    if (!desc->allocator.alloc_fn != !desc->allocator.free_fn) { g3__fail(err, G3_ERR_ARGUMENT, "allocator: alloc_fn and free_fn come together"); return NULL; }
+    g3__heap_init(&heap, &desc->allocator);
     g3_model *m = (g3_model *)g3__heap_alloc(&heap, 1, sizeof *m, err);
     if (!m) return NULL;
     m->heap = heap;
@@ -6954,17 +7164,19 @@ static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
     g3__zone_init(&m->keep, &m->heap);
     m->has_lock = g3__mutex_init(&m->lock);
     if (!m->has_lock) g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex");
-    if (!m->has_lock || !g3__model_desc_take(m, desc ? desc : &none, err) || !g3__load_small(m, err)) { g3__model_free(m); return NULL; }
+    if (!m->has_lock || !g3__model_desc_take(m, desc, err) || !g3__load_small(m, err)
+        || !g3__session_resolve(&m->config, m->weights.vision, &m->first, &m->first, err)) { g3__model_free(m); return NULL; }
     g3__model_name(m);
     g3__model_sums(m);
     return m;
 }
 
-static bool g3__model_plan(g3_model *m, g3_plan *p, g3_error *err)
+static bool g3__model_plan(g3_model *m, g3_plan *p)      // settles m->first, too: a negative context becomes the largest that fits
 {
     g3__asked a = G3__ZERO;
     a.c = &m->config;
     a.w = &m->weights;
+    a.d = m->first;
     a.sessions = m->desc.sessions;
     a.width = m->desc.threads;
     a.limit = m->desc.memory_limit;
@@ -6973,21 +7185,26 @@ static bool g3__model_plan(g3_model *m, g3_plan *p, g3_error *err)
     a.host[1] = m->heap.live + (uint64_t)m->config.layers * sizeof(g3__layer) + G3__BLOCK_SIZE;
     a.host[2] = g3__load_staging(m);
     a.host[3] = sizeof(g3_session);
-    if (!g3__session_resolve(&m->config, m->weights.vision, &m->first, &a.d, err)) return false;
     g3__plan_make(p, &a);
-    if (m->desc.backend == G3_BACKEND_CUDA) p->backend = G3_BACKEND_CUDA;
-    return true;
+    m->first = a.d;
+    if (m->desc.backend == G3_BACKEND_AUTO) m->desc.backend = p->backend;
+    p->backend = m->desc.backend;
+    return p->fits || !p->available;
 }
 
 static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of opening: check that it fits, then load
 {
     g3_plan p;
+    double start = g3__clock();
+    bool fits = g3__model_plan(m, &p);
+    if (m->desc.no_weights) return true;
     if (m->desc.backend == G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend; G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK;
-    if (!g3__model_plan(m, &p, err)) return false;
-    if (!p.fits && p.available) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
+    if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
     m->op = &g3__cpu_ops;
-    return g3__load_all(m, err);
+    if (!g3__load_all(m, err)) return false;
+    g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, g3__clock() - start, g3__pool_width(&m->pool));
+    return true;
 }
 
 G3_API g3_model *g3_model_open(const g3_model_desc *desc, g3_error *err)
@@ -6996,7 +7213,7 @@ G3_API g3_model *g3_model_open(const g3_model_desc *desc, g3_error *err)
     if (!err) err = &mine;
     g3__error_clear(err);
     g3_model *m = g3__model_begin(desc, err);
-    if (!m || m->desc.no_weights || g3__model_finish(m, err)) return m;
+    if (!m || g3__model_finish(m, err)) return m;
     g3__model_free(m);
     return NULL;
 }
@@ -7012,9 +7229,9 @@ G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_err
     memset(plan, 0, sizeof *plan);
     g3_model *m = g3__model_begin(desc, err);
     if (!m) return err->code;
-    g3__model_plan(m, plan, err);
+    g3__model_plan(m, plan);
     g3__model_free(m);
-    return err->code;
+    return G3_OK;
 }
 
 G3_API g3_model_info g3_model_get_info(const g3_model *m)
@@ -7409,3 +7626,22 @@ NULL };
 
 #endif // G3__IMPLEMENTED
 #endif // GEMMA3_IMPLEMENTATION
+
+// ------------------------------------------------------------------------------------------------------------------
+// History
+//     0.1.0   text on the CPU: files, tokenizer, memory plan, sessions, sampling, chat
+//
+// Licence: choose either.
+//
+// A. MIT. Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files
+//    (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge,
+//    publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is furnished to do so,
+//    subject to the following conditions: The above copyright notice and this permission notice shall be included in all copies or substantial
+//    portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO
+//    THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS
+//    BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN
+//    CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+// B. Public domain (unlicense.org). This is free and unencumbered software released into the public domain. Anyone is free to copy, modify,
+//    publish, use, compile, sell, or distribute this software, in source or as a binary, for any purpose, commercial or non-commercial, and by any
+//    means. In jurisdictions that recognise copyright laws, the authors dedicate any and all copyright interest in the software to the public
+//    domain. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND.
