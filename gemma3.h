@@ -80,7 +80,7 @@
 // THREADS
 //   A model is immutable once open: any number of threads and sessions may use it. A session belongs to one thread at a time;
 //   g3_session_cancel alone may come from anywhere, also from a signal handler. The allocator must be thread-safe if sessions are opened from
-//   several threads. The same bits come out for any number of threads.
+//   several threads, and so must a lent for_fn be when sessions run on several. The same bits come out for any number of threads.
 //
 // MEMORY
 //   g3_plan_memory says every byte before anything is taken, from config and headers alone. The model is one arena, each session is one arena;
@@ -653,6 +653,9 @@ static void g3__atomic_set(int *p, int v)      { InterlockedExchange((volatile L
 #error "this compiler has neither the __atomic builtins nor the Interlocked functions"
 #endif
 
+// ---- threads: a pool that belongs to one model, or the user's own threads through g3_parallel
+
+#ifndef GEMMA3_NO_THREADS
 static void g3__pause(void)
 {
 #if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
@@ -662,9 +665,6 @@ static void g3__pause(void)
 #endif
 }
 
-// ---- threads: a pool that belongs to one model, or the user's own threads through g3_parallel
-
-#ifndef GEMMA3_NO_THREADS
 #if defined(_WIN32)
 typedef CRITICAL_SECTION g3__mutex;
 typedef CONDITION_VARIABLE g3__cond;
@@ -1068,8 +1068,8 @@ static void g3__heap_init(g3__heap *h, const g3_allocator *a)
     h->a.free_fn = g3__default_free;
 }
 
-// n * size zeroed bytes on a cache line, or NULL with G3_ERR_MEMORY. The caller gives the same size back to g3__heap_free.
-static void *g3__heap_alloc(g3__heap *h, uint64_t n, uint64_t size, g3_error *err)
+// n * size bytes on a cache line, or NULL with G3_ERR_MEMORY. The caller gives the same size back to g3__heap_free.
+static void *g3__heap_take(g3__heap *h, uint64_t n, uint64_t size, g3_error *err)
 {
     uint64_t bytes;
     void *p = NULL;
@@ -1077,9 +1077,15 @@ static void *g3__heap_alloc(g3__heap *h, uint64_t n, uint64_t size, g3_error *er
     if (!bytes) bytes = 1;
     p = h->a.alloc_fn(h->a.user, (size_t)bytes, G3__ALIGN);
     if (!p) { g3__fail(err, G3_ERR_MEMORY, "the allocator has no %llu bytes of host memory", (unsigned long long)bytes); return NULL; }
-    memset(p, 0, (size_t)bytes);
     h->live += bytes;
     h->peak = G3__MAX(h->peak, h->live);
+    return p;
+}
+
+static void *g3__heap_alloc(g3__heap *h, uint64_t n, uint64_t size, g3_error *err)       // the same, zeroed
+{
+    void *p = g3__heap_take(h, n, size, err);
+    if (p) memset(p, 0, (size_t)(n * size));
     return p;
 }
 
@@ -1100,7 +1106,7 @@ enum { G3__BLOCK_SIZE = 32 << 10, G3__BLOCK_HEAD = 64 };
 
 static void g3__zone_init(g3__zone *z, g3__heap *heap) { z->heap = heap; z->first = NULL; }
 
-static void *g3__zone_alloc(g3__zone *z, uint64_t n, uint64_t size, g3_error *err)       // n * size zeroed bytes, 16-byte aligned; NULL: err is set
+static void *g3__zone_take(g3__zone *z, uint64_t n, uint64_t size, g3_error *err)        // n * size bytes, 16-byte aligned; NULL: err is set
 {
     uint64_t bytes;
     if (!g3__mul(n, size, &bytes) || bytes > SIZE_MAX / 2) { g3__fail(err, G3_ERR_MEMORY, "a table of %llu x %llu bytes exceeds the address space", (unsigned long long)n, (unsigned long long)size); return NULL; }
@@ -1109,8 +1115,9 @@ static void *g3__zone_alloc(g3__zone *z, uint64_t n, uint64_t size, g3_error *er
         uint64_t room = G3__BLOCK_HEAD + bytes;
         bool own = bytes > G3__BLOCK_SIZE / 4;                                            // big pieces get a block of just their size
         if (!own) room = G3__BLOCK_SIZE;
-        g3__block *b = (g3__block *)g3__heap_alloc(z->heap, room, 1, err);
+        g3__block *b = (g3__block *)g3__heap_take(z->heap, room, 1, err);
         if (!b) return NULL;
+        b->next = NULL;
         b->size = room;
         b->used = G3__BLOCK_HEAD;
         if (own && z->first) { b->next = z->first->next; z->first->next = b; }            // keep filling the block in use
@@ -1120,6 +1127,13 @@ static void *g3__zone_alloc(g3__zone *z, uint64_t n, uint64_t size, g3_error *er
     }
     void *p = (char *)z->first + z->first->used;
     z->first->used += bytes;
+    return p;
+}
+
+static void *g3__zone_alloc(g3__zone *z, uint64_t n, uint64_t size, g3_error *err)       // the same, zeroed
+{
+    void *p = g3__zone_take(z, n, size, err);
+    if (p) memset(p, 0, (size_t)(n * size));
     return p;
 }
 
@@ -1224,8 +1238,9 @@ static bool g3__file_text(const g3__source *src, const char *name, uint64_t limi
     *size = (size_t)f.size;
     *text = NULL;
     if (f.size > limit) g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes are more than a file of its kind has (%llu)", name, (unsigned long long)f.size, (unsigned long long)limit);
-    else *text = (char *)g3__zone_alloc(z, f.size + 1, 1, err);
+    else *text = (char *)g3__zone_take(z, f.size + 1, 1, err);
     bool ok = *text && g3__file_read(&f, 0, *text, f.size, err);
+    if (ok) (*text)[f.size] = 0;
     g3__file_close(&f);
     return ok;
 }
@@ -1920,7 +1935,7 @@ static bool g3__st_header(const g3__file *f, uint32_t file, g3__zone *names, g3_
     for (int i = 0; i < 8; i++) size |= (uint64_t)head[i] << (8 * i);
     if (size > G3__HEADER_LIMIT || size > f->size - 8)
         return g3__fail(err, G3_ERR_FORMAT, "%s: a header of %llu bytes does not fit the file: not a safetensors file, or cut", f->name, (unsigned long long)size) == G3_OK;
-    char *text = (char *)g3__zone_alloc(names, size + 1, 1, err);
+    char *text = (char *)g3__zone_take(names, size + 1, 1, err);
     if (!text || !g3__file_read(f, 8, text, size, err)) return false;
     uint64_t cap = g3__st_count(text, size);
     h->n = 0;
@@ -2811,7 +2826,7 @@ static g3__str g3__tok_piece(const g3__tok *t, int id)                          
     return g3__str_make(t->text + t->at[id], t->at[id + 1] - t->at[id]);
 }
 
-static G3__UNUSED bool g3__tok_special(const g3__tok *t, int id)
+static bool g3__tok_special(const g3__tok *t, int id)
 {
     return id >= 0 && id < t->n && (t->flags[id] & G3__PIECE_SPECIAL) != 0;
 }
@@ -5641,12 +5656,13 @@ static bool g3__bytes_equal(g3__bytes b, g3__str text)   // the ids print exactl
 static bool g3__emit_held(g3__emit *e, g3__str text)
 {
     g3__bytes b;
-    int from = (int)e->n, end = from;
+    int from = (int)e->n, end = from, last;
     if (!e->held || e->failed || e->n > e->n_held || e->n > e->cap || memcmp(e->ids, e->held, (size_t)e->n * sizeof *e->ids)) return false;
     while (end < e->n_held && e->held[end] != e->c->end_of_turn) end++;
     b.t = e->t;
     b.id = e->held + from;
-    b.n = end - from;
+    for (last = end; last > from && g3__tok_special(e->t, e->held[last - 1]); last--) {}          // an <eos> that ended the answer is not its text
+    b.n = last - from;
     b.piece = g3__str_make(NULL, 0);
     if (!g3__bytes_equal(b, text)) return false;
     for (int i = from; i < end; i++, e->n++) if (e->n < e->cap) e->ids[e->n] = e->held[i];
@@ -5828,17 +5844,18 @@ static void g3__step(g3_session *s, int n)               // the next n held toke
     s->kept = G3__MIN(n, s->desc.logits_rows);
 }
 
-// Everything held goes through the model, in steps of `batch`. What could not is no longer held.
-static bool g3__advance(g3_session *s, bool report)
+// Everything held goes through the model, in steps of `batch`. On failure the first `keep` tokens stay held (a sampled token waits
+// for the next try), and of the others those that went through.
+static bool g3__advance(g3_session *s, int keep, bool report)
 {
     const g3_progress *p = &s->desc.progress;
     int from = s->done, total = s->held - from;
     while (s->done < s->held && !s->err.code && !g3__cancelled(s)) {
         g3__step(s, G3__MIN(s->held - s->done, s->desc.batch));
-        if (!s->err.code && report && p->progress_fn && p->progress_fn(p->user, "prompt", (uint64_t)(s->done - from), (uint64_t)total) && s->done < s->held)
+        if (!s->err.code && report && p->progress_fn && p->progress_fn(p->user, "prompt", (uint64_t)(s->done - from), (uint64_t)total))
             g3__fail(&s->err, G3_ERR_STOPPED, "the prompt was stopped by progress_fn after %d of %d tokens", s->done - from, total);
     }
-    s->held = s->done;
+    s->held = G3__MAX(s->done, keep);
     return !s->err.code;
 }
 
@@ -5872,8 +5889,9 @@ static bool g3__add_held(g3_session *s, int n)
     g3__stats_begin(s);
     s->answering = G3__ANSWER_NONE;
     s->finish = G3_FINISH_NONE;
+    int keep = s->held;
     s->held += n;
-    bool ok = g3__advance(s, true);
+    bool ok = g3__advance(s, keep, true);
     s->stats.prompt_tokens += G3__MAX(s->done - before - waiting, 0);
     s->stats.prompt_s += g3__clock() - start;
     return ok;
@@ -5916,7 +5934,7 @@ static int g3__rewind(g3_session *s, int pos)            // the position reached
 
 static const float *g3__logits_row(g3_session *s, int back)       // NULL: s->err
 {
-    if (s->done < s->held && !g3__advance(s, false)) return NULL;
+    if (s->done < s->held && !g3__advance(s, s->held, false)) return NULL;
     if (!s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "there are no logits: add a token first"); return NULL; }
     if (back < 0 || back >= s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "back: %d, but the last step kept %d rows (logits_rows %d)", back, s->kept, s->desc.logits_rows); return NULL; }
     if (!s->logits_done) g3__logits(&s->run, &s->m->head, &s->m->final, s->last - s->kept, s->kept, s->logits);
@@ -5946,7 +5964,9 @@ static int g3__draw_token(g3_session *s, const g3_sampler *p, float *logprob)   
     in.seed = s->seed_used = p->seed ? p->seed : s->seed;
     in.position = (uint64_t)s->held;
     in.work = s->sample_work;
-    return g3__sample(&in, p->logprobs ? logprob : NULL, &s->err);
+    int id = g3__sample(&in, p->logprobs ? logprob : NULL, &s->err);
+    if (p->logits_fn) s->logits_done = false;            // what the hook wrote was for this draw alone
+    return id;
 }
 
 static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first);
@@ -7301,7 +7321,9 @@ G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int
 
 static bool g3__closed(const void *s, const char *what, g3_error *err)
 {
-    return !s && g3__fail(err, G3_ERR_ARGUMENT, "%s: NULL", what) != G3_OK;
+    if (s) return false;
+    g3__fail(err, G3_ERR_ARGUMENT, "%s: NULL", what);
+    return true;
 }
 
 G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_error *err)
@@ -7400,8 +7422,9 @@ G3_API int g3_chat(g3_session *s, const g3_turn *turn, g3_error *err)
     int held = s->held, made = -1;
     bool speaking = s->speaking;
     g3__call_begin(s);
+    s->answer->made = 0;
     if (g3__turn_add(s, turn)) made = g3__answer_run(s, &turn->generate);
-    if (made < 0 && (!s->answer->made || s->held == held)) g3__turn_undo(s, held, speaking);
+    if (made < 0 && !s->answer->made) g3__turn_undo(s, held, speaking);
     g3_result r = g3__call_end(s, err);
     return r != G3_OK ? r : made;
 }

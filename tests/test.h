@@ -30,6 +30,9 @@ static int test_done(void)
 }
 
 // A fixture's path: under build/golden unless GOLDEN says otherwise. Valid until the eighth next call.
+#if defined(__GNUC__)
+__attribute__((unused))
+#endif
 static const char *golden(const char *name)
 {
     static char path[8][512];

@@ -434,5 +434,6 @@ int main(void)
     RUN(numbers_are_the_nearest_double);
     RUN(long_numbers_are_bounded);
     RUN(numbers_do_not_depend_on_the_locale);
+    (void)golden;
     return test_done();
 }

@@ -128,15 +128,21 @@ static int tables_equal_those_of_bitsandbytes(void)
 }
 
 enum { MOST = 1 << 15 };
-typedef struct bench { st_file f; const st_tensor *source, *weight, *absmax, *state, *f32, *bf16, *f16, *scales; g3__bits bits; float nested[64], map[256]; size_t n; } bench;
+typedef struct bench {
+    st_file f;
+    const st_tensor *weight, *absmax, *state, *f32, *bf16, *f16, *scales;
+    g3__bits bits;
+    float nested[64], map[256];
+    size_t n;                                            // elements
+} bench;
 
 // Case i as a checkpoint stores it, seen through g3__bits; false: there is no such case.
 static bool bench_load(bench *b, int i)
 {
     const st_file *f = &b->f;
-    const st_tensor *nf4 = st_find(f, "case%03d.weight.quant_state.bitsandbytes__nf4", i), *fp4 = st_find(f, "case%03d.weight.quant_state.bitsandbytes__fp4", i);
+    const st_tensor *nf4 = st_find(f, "case%03d.weight.quant_state.bitsandbytes__nf4", i);
+    const st_tensor *fp4 = st_find(f, "case%03d.weight.quant_state.bitsandbytes__fp4", i);
     const st_tensor *nested = st_find(f, "case%03d.weight.nested_absmax", i), *map = st_find(f, "case%03d.weight.nested_quant_map", i);
-    b->source = st_find(f, "case%03d.source", i);
     b->weight = st_find(f, "case%03d.weight", i);
     b->absmax = st_find(f, "case%03d.weight.absmax", i);
     b->scales = st_find(f, "case%03d.absmax_f32", i);

@@ -386,6 +386,56 @@ static int bad_session_settings_are_argument_errors(void)
     return 0;
 }
 
+// ---- the plan and what is then taken
+
+static const char *const tiny[] = { "text/tiny/t1-f32-text", "text/tiny/t5-bf16-untied", "text/tiny/t4-bf16-defaults", "bnb/models/text-nf4-mixed-3shards", "bnb/models/text-fp4-plain", "bnb/models/text-nf4-storage-bf16" };
+
+// https://github.com/gpustack/gguf-parser-go/issues/32 https://github.com/ollama/ollama/issues/10041: arenas are exactly what was planned, all else
+// stays within `host`, and once a session is open nothing is allocated any more.
+static int what_is_taken_is_what_was_planned(void)
+{
+    static const g3_kv kinds[] = { G3_KV_F32, G3_KV_BF16, G3_KV_FP8, G3_KV_INT8 };
+    for (int i = 0; i < G3__COUNT(tiny); i++)
+        for (int k = 0; k < 4; k++) {
+            tally t;
+            g3_error err;
+            g3_plan p;
+            g3_session_desc s;
+            g3_model_desc d;
+            g3_session *open[3];
+            int ids[40];
+            memset(&d, 0, sizeof d);
+            memset(&s, 0, sizeof s);
+            s.context = 48; s.batch = 20; s.kv = kinds[k]; s.logits_rows = 2;
+            d.path = golden(tiny[i]); d.threads = 2; d.session = &s; d.sessions = 3;
+            d.allocator = tally_hooks(&t);
+            CHECK(g3_plan_memory(&d, &p, &err) == G3_OK && t.live == 0);
+            memset(&t, 0, sizeof t);
+            g3_model *m = g3_model_open(&d, &err);
+            if (!m && err.code == G3_ERR_UNSUPPORTED) SKIP("no forward pass in this build");
+            CHECK(m);
+            for (int n = 0; n < 3; n++) CHECK((open[n] = g3_session_open(m, &s, &err)) != NULL);
+            CHECK(t.live - m->heap.live == p.total && p.weights + p.vision == g3_model_get_info(m).weight_bytes);
+            if (t.peak > p.total + p.host) fprintf(stderr, "    %s: peak %llu, planned %llu + %llu\n", tiny[i], (unsigned long long)t.peak, (unsigned long long)p.total, (unsigned long long)p.host);
+            CHECK(t.peak <= p.total + p.host);
+            uint64_t calls = t.calls;
+            for (int n = 0; n < 40; n++) ids[n] = 5 + n;
+            for (int n = 0; n < 3; n++) {
+                g3_generate_desc g;
+                memset(&g, 0, sizeof g);
+                g.sampler.greedy = true;
+                g.max_tokens = 4;
+                g.ignore_stop_ids = true;
+                CHECK(g3_add_tokens(open[n], ids, 40, &err) == G3_OK && g3_logits(open[n], &err) && g3_generate(open[n], &g, &err) == 4);
+            }
+            CHECK(t.calls == calls);
+            for (int n = 0; n < 3; n++) g3_session_close(open[n]);
+            g3_model_close(m);
+            CHECK(t.live == 0 && !t.bad);
+        }
+    return 0;
+}
+
 // ---- control groups: a container's limit counts, not the host's memory
 
 #ifdef __linux__
@@ -459,6 +509,7 @@ int main(void)
     RUN(advice_says_by_how_much_and_what_would_do);
     RUN(opening_beyond_the_limit_fails_before_reading);
     RUN(bad_session_settings_are_argument_errors);
+    RUN(what_is_taken_is_what_was_planned);
     RUN(the_tightest_control_group_counts);
     for (int i = 0; i < 5; i++) { temp_remove(where[i]); sparse_free(&made[i]); }
     (void)box_hash;

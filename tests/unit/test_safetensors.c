@@ -489,6 +489,35 @@ static int half_a_set_of_file_hooks_is_an_argument_error(void)
     return 0;
 }
 
+// The files are there, so that only the rule refuses them: a shard's name is one plain file name.
+static int shard_names_that_leave_the_directory_are_refused(void)
+{
+    static const struct { const char *json, *name; } bad[] = {
+        { "../x.safetensors", "../x.safetensors" }, { "/tmp/x.safetensors", "/tmp/x.safetensors" }, { "sub/x.safetensors", "sub/x.safetensors" }, { "..\\\\x.safetensors", "..\\x.safetensors" },
+        { "C:x.safetensors", "C:x.safetensors" }, { "a\\nb.safetensors", "a\nb.safetensors" }, { "x.safetensors\\u0000.safetensors", "x.safetensors" }, { "x.safetensors.bin", "x.safetensors.bin" }, { "", "" } };
+    for (int i = 0; i < G3__COUNT(bad); i++) {
+        ck c;
+        box b;
+        g3_error err;
+        CHECK(ck_load(&c, golden(TEXT)));
+        ck_build(&c, &b);
+        char *text = (char *)calloc(1, (size_t)c.n * 400 + 100);
+        size_t len = (size_t)sprintf(text, "{\"weight_map\":{");
+        for (int k = 0; k < c.n; k++) len += (size_t)sprintf(text + len, "%s\"%s\":\"%s\"", k ? "," : "", c.t[k].name, c.t[k].file == 1 ? bad[i].json : ck_shard(c.t[k].file, 3));
+        sprintf(text + len, "}}");
+        box_text(&b, "model.safetensors.index.json", text);
+        box_file *f = box_find(&b, ck_shard(1, 3));
+        box_put(&b, bad[i].name, f->data, f->size);
+        bool ok = refused(box_opens(&b, &err), &err, "index.json") && err.code == G3_ERR_FORMAT;
+        if (!ok) fprintf(stderr, "    %s\n", bad[i].json);
+        free(text);
+        box_free(&b);
+        ck_free(&c);
+        CHECK(ok);
+    }
+    return 0;
+}
+
 // Entries of 19 bytes, the shortest there are, a thousand times: the table of the index must have room for them all.
 static int an_index_of_the_shortest_entries_stays_in_its_table(void)
 {
@@ -1021,6 +1050,7 @@ int main(void)
     RUN(a_complete_numbered_set_needs_no_index);
     RUN(a_directory_without_weights_or_config_says_what_is_missing);
     RUN(half_a_set_of_file_hooks_is_an_argument_error);
+    RUN(shard_names_that_leave_the_directory_are_refused);
     RUN(an_index_of_the_shortest_entries_stays_in_its_table);
     RUN(an_index_may_list_a_thousand_files_and_no_more);
     RUN(a_pipe_or_directory_in_place_of_a_file_is_an_error);
