@@ -2,18 +2,19 @@
 #ifndef RUN_H
 #define RUN_H
 
-typedef struct rig { g3__run r; g3__pool pool; g3_error err; g3__heap heap; g3__row *rows; } rig;
+typedef struct rig { g3__run r; g3__pool *pool; g3_error err; g3__heap heap; g3__row *rows; } rig;       // pool: on the heap, since a failing case leaves its threads behind
 
 static void rig_open(rig *g, g3__shape shape, const g3_parallel *lent)
 {
     g3__acts_item item[G3__ACTS_ITEMS];
     memset(g, 0, sizeof *g);
     g3__heap_init(&g->heap, NULL);
-    g3__pool_init(&g->pool, shape.width, lent);
+    g->pool = (g3__pool *)malloc(sizeof *g->pool);
+    g3__pool_init(g->pool, shape.width, lent);
     g->rows = (g3__row *)calloc((size_t)shape.batch, sizeof *g->rows);
     g->r.op = &g3__cpu_ops;
     g->r.err = &g->err;
-    g->r.pool = &g->pool;
+    g->r.pool = g->pool;
     g->r.memory = &g->heap.a;
     g->r.rows = g->rows;
     g->r.layer = -1;
@@ -36,7 +37,8 @@ static void rig_close(rig *g)
         free(p);
     }
     free(g->rows);
-    g3__pool_free(&g->pool);
+    g3__pool_free(g->pool);
+    free(g->pool);
 }
 
 static g3__shape shape_of(int batch, int dim, int ffn, int heads, int kv_heads, int head_dim, int kinds, int width)

@@ -1,6 +1,6 @@
 // Writes checkpoints of the five published sizes in the layout of the 'dynamic' 4-bit ones, as sparse files: headers, index,
 // config, quant states, code tables and nested scales are real, the weights are holes. 27B takes a few MB of disk.
-// The layout (order, names, shards of 5e9 bytes, header bytes) is that of reference/synth_checkpoint.py.
+// The layout (order, names, shards of 5e9 bytes, header bytes) is that of synth_checkpoint.py beside this file.
 #ifndef TEST_SPARSE_H
 #define TEST_SPARSE_H
 #include <fcntl.h>

@@ -36,7 +36,7 @@ static uint64_t kv_bytes(const sparse_size *z, uint64_t context, uint64_t batch,
     return sum;
 }
 
-// ---- helpers
+// ---- descriptions and sums
 
 static g3_model_desc plan_desc(int size, g3_session_desc *s, int context, g3_kv kv)
 {

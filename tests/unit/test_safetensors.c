@@ -112,7 +112,7 @@ static bool same_floats(const float *a, const float *b, size_t n)       // bit f
     return true;
 }
 
-// ---- helpers
+// ---- opening and comparing
 
 static g3_model *open_box(box *b, g3_error *err)
 {

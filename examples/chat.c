@@ -1,0 +1,888 @@
+// chat: talk with Gemma 3 in a terminal, or have one prompt answered.
+//
+//     chat -m DIR                               a conversation; /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves
+//     chat -m DIR -p "Why is the sky blue?"     one answer
+//     chat -m DIR --raw -p "Once upon a time"   no chat template: the model goes on writing
+//
+// Shows the text side of the public API in one program: the memory plan, loading with progress, streaming, cancelling from a signal
+// handler, and a conversation that outlives its context: the oldest turns are dropped and g3_add_messages reads the rest again.
+// What the model writes goes to stdout, everything else to stderr.
+// Reading order: growing text, settings, flags, terminal, typing, conversation, commands, main.
+#define GEMMA3_IMPLEMENTATION
+#include "gemma3.h"
+
+#include "common.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <signal.h>
+#include <time.h>
+#if defined(_WIN32)
+#include <io.h>
+#define is_terminal(fd) _isatty(fd)
+#else
+#include <poll.h>
+#include <unistd.h>
+#define is_terminal(fd) isatty(fd)
+#endif
+#if defined(HAVE_READLINE)
+#include <readline/history.h>
+#include <readline/readline.h>
+#elif defined(HAVE_EDITLINE)
+#include <editline/readline.h>
+#endif
+
+// ---- growing text
+
+typedef struct text { char *p; size_t n, cap; } text;    // p is NULL or ends in a NUL
+
+static void *need(void *p)                               // memory this program cannot go on without
+{
+    if (p) return p;
+    fputs("chat: out of memory\n", stderr);
+    exit(1);
+}
+
+static void text_add(text *t, const char *p, size_t n)
+{
+    if (t->n + n + 1 > t->cap) {
+        t->cap = 2 * (t->n + n) + 64;
+        t->p = (char *)need(realloc(t->p, t->cap));
+    }
+    if (n) memcpy(t->p + t->n, p, n);
+    t->n += n;
+    t->p[t->n] = 0;
+}
+
+static void text_free(text *t) { free(t->p); memset(t, 0, sizeof *t); }
+
+static char *copy_text(const char *p) { text t = { 0 }; text_add(&t, p, strlen(p)); return t.p; }
+
+// ---- settings: what the flags say, in the library's own structs
+
+enum { MAX_STOPS = 16, MAX_NOTES = 32 };
+
+typedef struct settings {
+    const char       *model, *prompt, *file, *system, *stops[MAX_STOPS];
+    g3_model_desc     open;
+    g3_session_desc   session;
+    g3_generate_desc  generate;
+    bool              raw, plan, quiet, verbose, color;
+    const char       *notes[MAX_NOTES], *note_flags[MAX_NOTES]; int n_notes;   // flags of other programs, and what happens instead
+} settings;
+
+typedef enum flag_id {
+    F_MODEL, F_PROMPT, F_FILE, F_SYSTEM, F_PREDICT, F_CONTEXT, F_BATCH, F_THREADS, F_TEMP, F_TOP_K, F_TOP_P, F_MIN_P, F_PENALTY, F_SEED, F_STOP,
+    F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_PRECISE, F_SCREENED, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
+} flag_id;
+
+typedef struct flag { flag_id id; const char *names, *value, *help; } flag;   // value: NULL none, [..] may be left out
+
+static const flag flags[] = {
+    { F_MODEL,    "-m --model",                   "DIR",     "the checkpoint: a directory, or OWNER/NAME if get.sh or Hugging Face's tools fetched it" },
+    { F_PROMPT,   "-p --prompt",                  "TEXT",    "answer this and leave" },
+    { F_FILE,     "-f --file",                    "FILE",    "take the prompt from a file (- is stdin); with -p it follows that text" },
+    { F_SYSTEM,   "--system -sys --system-prompt", "TEXT",   "how to behave, in front of the first turn" },
+    { F_PREDICT,  "-n --predict --n-predict",     "N",       "at most N tokens an answer (until the context is full)" },
+    { F_CONTEXT,  "-c --ctx-size",                "N|max",   "tokens of context (8192, or what the model can; max: what memory allows)" },
+    { F_BATCH,    "-b --batch-size -ub --ubatch-size", "N",  "prompt tokens per step (512)" },
+    { F_THREADS,  "-t --threads",                 "N",       "threads (the physical cores)" },
+    { F_TEMP,     "--temp --temperature",         "X",       "0: always the likeliest token (the checkpoint's own, or 1)" },
+    { F_TOP_K,    "--top-k",                      "N",       "draw among the N likeliest; 0: off (the checkpoint's own, or 64)" },
+    { F_TOP_P,    "--top-p",                      "X",       "draw among the likeliest that make up X; 1: off (the checkpoint's own, or 0.95)" },
+    { F_MIN_P,    "--min-p",                      "X",       "drop what is less likely than X times the likeliest; 0: off" },
+    { F_PENALTY,  "--repeat-penalty",             "X",       "divide the logits of tokens in the context by X; 1: off" },
+    { F_SEED,     "-s --seed",                    "N",       "the same seed, the same answer (from the clock)" },
+    { F_STOP,     "-r --reverse-prompt --stop",   "TEXT",    "stop before this text; may be given 16 times" },
+    { F_IGNORE_EOS, "--ignore-eos",               NULL,      "do not stop at <eos> and <end_of_turn>" },
+    { F_RAW,      "--raw -no-cnv --no-conversation", NULL,   "no chat template: <bos> and the text; every line is a prompt of its own" },
+    { F_KV,       "--kv -ctk --cache-type-k -ctv --cache-type-v", "TYPE", "keys and values as f32, bf16, fp8 or int8 (bf16)" },
+    { F_DEVICE,   "--device -dev",                "NAME",    "auto, cpu or cuda[:N]" },
+    { F_DEVICES,  "--list-devices",               NULL,      "say what --device can be, and leave" },
+    { F_PRECISE,  "--precise",                    NULL,      "float32 activations everywhere: slower, closest to the reference" },
+    { F_SCREENED, "--screened-head",              "WHEN",    "on, off or auto: find the likeliest tokens with an 8-bit copy of the head first" },
+    { F_MEMORY,   "--memory-limit",               "SIZE",    "take no more than this, as in 24G (what is free)" },
+    { F_PLAN,     "--plan",                       NULL,      "print what would be taken, to the byte, and leave" },
+    { F_COLOR,    "-co --color",                  "[WHEN]",  "on, off or auto (on a terminal, unless NO_COLOR is set)" },
+    { F_QUIET,    "-q --quiet --log-disable",     NULL,      "nothing on stderr but errors" },
+    { F_VERBOSE,  "-v --verbose",                 NULL,      "all that the library logs" },
+    { F_HELP,     "-h --help --usage",            NULL,      "this list" },
+    { F_VERSION,  "--version",                    NULL,      "" },
+
+    { F_NOTHING, "-ngl --gpu-layers --n-gpu-layers", "N",    "layers are not split: --device cuda takes the whole model, --device cpu none of it" },
+    { F_NOTHING, "-sm --split-mode",              "MODE",    "a model lies on one device; --device cuda:N chooses it" },
+    { F_NOTHING, "-mg --main-gpu",                "N",       "--device cuda:N chooses the card" },
+    { F_NOTHING, "-ts --tensor-split",            "LIST",    "a model lies on one device; --device cuda:N chooses it" },
+    { F_NOTHING, "-nkvo --no-kv-offload",         NULL,      "keys and values lie where the weights lie" },
+    { F_NOTHING, "-fa --flash-attn",              "[WHEN]",  "attention never stores its scores; there is no other kind to choose" },
+    { F_NOTHING, "--swa-full",                    NULL,      "sliding layers keep their window and one batch" },
+    { F_NOTHING, "--mlock",                       NULL,      "weights are read into memory of the program's own, so no file cache can drop them" },
+    { F_NOTHING, "--mmap --no-mmap",              NULL,      "weights are read, not mapped" },
+    { F_NOTHING, "--jinja --no-jinja",            NULL,      "Gemma 3's chat template is built in; --raw goes without" },
+    { F_NOTHING, "--chat-template --chat-template-file", "NAME", "Gemma 3's chat template is built in; --raw goes without" },
+    { F_NOTHING, "-cnv --conversation -i --interactive -if --interactive-first", NULL, "without -p and -f it is a conversation anyway" },
+    { F_NOTHING, "-st --single-turn",             NULL,      "-p and -f bring one answer anyway" },
+    { F_NOTHING, "-mli --multiline-input",        NULL,      "pasted lines are one message anyway, and \"\"\" opens and closes one" },
+    { F_NOTHING, "-tb --threads-batch",           "N",       "-t counts for prompts and answers alike" },
+    { F_NOTHING, "--numa",                        "TYPE",    "memory lands where the threads that load it run" },
+    { F_NOTHING, "--warmup --no-warmup",          NULL,      "there is nothing to warm up" },
+    { F_NOTHING, "--display-prompt --no-display-prompt", NULL, "the prompt is never repeated" },
+    { F_NOTHING, "-e --escape --no-escape",       NULL,      "\\n in a prompt stays as it is; a file (-f) can hold any text" },
+    { F_NOTHING, "--repeat-last-n",               "N",       "the penalty looks at the whole context" },
+    { F_NOTHING, "--keep",                        "N",       "the system text and the latest turns stay when the context is full" },
+    { F_NOTHING, "--no-context-shift --context-shift", NULL, "when the context is full the oldest turns are dropped and the rest is read again" },
+    { F_NOTHING, "--simple-io",                   NULL,      "a pipe gets plain text anyway" },
+    { F_NOTHING, "--mmproj",                      "FILE",    "the vision tower lies in the checkpoint itself" },
+};
+enum { N_FLAGS = (int)(sizeof flags / sizeof *flags) };
+
+// ---- flags
+
+static bool usage(const char *fmt, const char *a, const char *b)     // false, so that callers can end on it
+{
+    fputs("chat: ", stderr);
+    fprintf(stderr, fmt, a, b);
+    fputs("\n", stderr);
+    return false;
+}
+
+// The next name in a list of names; NULL at its end.
+static const char *next_name(const char **list, char name[32])
+{
+    size_t n = 0;
+    while (**list == ' ') (*list)++;
+    while ((*list)[n] && (*list)[n] != ' ' && n < 31) { name[n] = (*list)[n]; n++; }
+    name[n] = 0;
+    *list += n;
+    return n ? name : NULL;
+}
+
+static const flag *find_flag(const char *arg, size_t n)
+{
+    char name[32];
+    for (int i = 0; i < N_FLAGS; i++)
+        for (const char *list = flags[i].names; next_name(&list, name); )
+            if (strlen(name) == n && !strncmp(name, arg, n)) return &flags[i];
+    return NULL;
+}
+
+static int distance(const char *a, const char *b)        // how many letters to change, add or drop (Levenshtein); both under 32 long
+{
+    int row[33], n = (int)strlen(b);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = corner + (a[i - 1] != b[j - 1]);
+            corner = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+static bool unknown_flag(const char *arg)
+{
+    char name[32], asked[32], best[32] = "";
+    int nearest = INT_MAX;
+    snprintf(asked, sizeof asked, "%.*s", (int)strcspn(arg, "="), arg);
+    for (int i = 0; i < N_FLAGS; i++)
+        for (const char *list = flags[i].names; next_name(&list, name); )
+            if (distance(asked, name) < nearest) { nearest = distance(asked, name); memcpy(best, name, sizeof best); }
+    if (!strcmp(asked, "-hf") || !strcmp(asked, "-hfr") || !strcmp(asked, "--hf-repo"))
+        return usage("%s: nothing is fetched here; `sh examples/get.sh OWNER/NAME` does, then -m OWNER/NAME%s", asked, "");
+    return usage("%s is not a flag; is %s meant? (-h lists them all)", asked, best);
+}
+
+static bool to_int(const char *name, const char *value, long min, int *out)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(value, &end, 10);
+    if (end == value || *end || errno || v < min || v > INT_MAX) return usage("%s: \"%s\" is not a number that fits here", name, value);
+    *out = (int)v;
+    return true;
+}
+
+static bool to_float(const char *name, const char *value, float max, float *out)
+{
+    char *end;
+    double v = strtod(value, &end);
+    if (end == value || *end || !(v >= 0 && v <= (double)max)) return usage("%s: \"%s\" is not a number that fits here", name, value);
+    *out = (float)v;
+    return true;
+}
+
+static bool to_seed(const char *value, uint64_t *out)    // -1 as elsewhere: any
+{
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(value, &end, 10);
+    if (end == value || *end || errno) return false;
+    *out = *value == '-' ? 0 : v;
+    return true;
+}
+
+static bool set_kv(settings *o, const char *name, const char *v)
+{
+    static const struct { const char *text; g3_kv kv; } kinds[] = {
+        { "f32", G3_KV_F32 }, { "bf16", G3_KV_BF16 }, { "f16", G3_KV_BF16 }, { "fp8", G3_KV_FP8 }, { "int8", G3_KV_INT8 }, { "q8_0", G3_KV_INT8 } };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(v, kinds[i].text)) { o->session.kv = kinds[i].kv; return true; }
+    return usage("%s: \"%s\" is none of f32, bf16, fp8 and int8", name, v);
+}
+
+static bool set_device(settings *o, const char *name, const char *v)
+{
+    if (!strcmp(v, "auto")) o->open.backend = G3_BACKEND_AUTO;
+    else if (!strcmp(v, "cpu")) o->open.backend = G3_BACKEND_CPU;
+    else if (!strncmp(v, "cuda", 4) && (!v[4] || v[4] == ':')) {
+        o->open.backend = G3_BACKEND_CUDA;
+        return !v[4] || to_int(name, v + 5, 0, &o->open.device);
+    }
+    else return usage("%s: \"%s\" is none of auto, cpu and cuda[:N]", name, v);
+    return true;
+}
+
+static bool set_switch(const char *name, const char *v, bool when_auto, bool *out)
+{
+    if (!strcmp(v, "on")) *out = true;
+    else if (!strcmp(v, "off")) *out = false;
+    else if (!strcmp(v, "auto")) *out = when_auto;
+    else return usage("%s: \"%s\" is none of on, off and auto", name, v);
+    return true;
+}
+
+static void print_help(void)
+{
+    char left[128];
+    puts("chat: Gemma 3 in a terminal\n\n    chat [-m DIR]              a conversation\n    chat [-m DIR] -p TEXT      one answer\n");
+    for (int i = 0; i < N_FLAGS && flags[i].id < F_VERSION; i++) {
+        snprintf(left, sizeof left, "%s %s", flags[i].names, flags[i].value ? flags[i].value : "");
+        printf("  %-34s %s%s\n", left, strlen(left) > 34 ? "\n                                     " : "", flags[i].help);
+    }
+    puts("\nIn brackets: what counts without the flag. -ngl -fa --mlock --no-mmap --jinja and their like are accepted and explained.");
+}
+
+// One flag with its value. False: said why.
+static bool set_flag(settings *o, const flag *f, const char *name, const char *v)
+{
+    g3_sampler *p = &o->generate.sampler;
+    bool on;
+    switch (f->id) {
+    case F_MODEL:   o->model = v; return true;
+    case F_PROMPT:  o->prompt = v; return true;
+    case F_FILE:    o->file = v; return true;
+    case F_SYSTEM:  o->system = v; return true;
+    case F_PREDICT:
+        if (!to_int(name, v, -2, &o->generate.max_tokens)) return false;
+        if (o->generate.max_tokens < 0) o->generate.max_tokens = 0;
+        return true;
+    case F_CONTEXT: if (!strcmp(v, "max")) { o->session.context = -1; return true; } return to_int(name, v, 0, &o->session.context);
+    case F_BATCH:   return to_int(name, v, 1, &o->session.batch);
+    case F_THREADS: return to_int(name, v, 0, &o->open.threads);
+    case F_TEMP:    if (!to_float(name, v, 1e6f, &p->temperature)) return false; p->greedy = p->temperature == 0; return true;
+    case F_TOP_K:   if (!to_int(name, v, -1, &p->top_k)) return false; if (p->top_k == 0) p->top_k = -1; return true;
+    case F_TOP_P:   if (!to_float(name, v, 1, &p->top_p)) return false; if (p->top_p == 0) p->top_p = 1e-9f; return true;      // 0 keeps one; in the struct it is "unset"
+    case F_MIN_P:   if (!to_float(name, v, 1, &p->min_p)) return false; if (p->min_p == 0) p->min_p = -1; return true;
+    case F_PENALTY: if (!to_float(name, v, 1e6f, &p->repeat_penalty)) return false; if (p->repeat_penalty == 0) p->repeat_penalty = 1; return true;
+    case F_SEED:    return to_seed(v, &p->seed) || usage("%s: \"%s\" is not a whole number", name, v);
+    case F_STOP:
+        if (o->generate.n_stops == MAX_STOPS) return usage("%s: only 16 stop texts are possible%s", name, "");
+        o->stops[o->generate.n_stops++] = v;
+        return true;
+    case F_IGNORE_EOS: o->generate.ignore_stop_ids = true; return true;
+    case F_RAW:     o->raw = true; return true;
+    case F_KV:      return set_kv(o, name, v);
+    case F_DEVICE:  return set_device(o, name, v);
+    case F_DEVICES:
+        puts("auto\ncpu\ncuda[:N]    an NVIDIA card, where the build brings that backend");
+        exit(0);
+    case F_PRECISE: o->open.precise = true; return true;
+    case F_SCREENED: return set_switch(name, v, false, &o->open.screened_head);
+    case F_MEMORY:  o->open.memory_limit = parse_bytes(v); return o->open.memory_limit || usage("%s: \"%s\" is not a size such as 24G or 500M", name, v);
+    case F_PLAN:    o->plan = true; return true;
+    case F_COLOR:   if (!set_switch(name, v ? v : "on", o->color, &on)) return false; o->color = on; return true;
+    case F_QUIET:   o->quiet = true; return true;
+    case F_VERBOSE: o->verbose = true; return true;
+    case F_HELP:    print_help(); exit(0);
+    case F_VERSION: printf("chat, gemma3.h %s\n", g3_version()); exit(0);
+    case F_NOTHING:
+        if (o->n_notes < MAX_NOTES) { o->note_flags[o->n_notes] = name; o->notes[o->n_notes++] = f->help; }
+        return true;
+    }
+    return true;
+}
+
+static bool optional_value(const char *v) { return v && (!strcmp(v, "on") || !strcmp(v, "off") || !strcmp(v, "auto")); }
+
+static bool read_flags(settings *o, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i], *equals = strchr(arg, '='), *value = NULL;
+        if (arg[0] != '-' || !arg[1]) return usage("\"%s\" belongs to no flag; a prompt goes behind -p, a model behind -m%s", arg, "");
+        const flag *f = find_flag(arg, strlen(arg));
+        if (!f && equals && (f = find_flag(arg, (size_t)(equals - arg))) != NULL) {
+            if (!f->value) return usage("%s takes no value%s", f->names, "");
+            value = equals + 1;
+        }
+        else if (f && f->value && f->value[0] == '[') value = optional_value(argv[i + 1]) ? argv[++i] : NULL;
+        else if (f && f->value && !(value = argv[++i])) return usage("%s: %s is missing", arg, f->value);
+        if (!f) return unknown_flag(arg);
+        if (!set_flag(o, f, arg, value)) return false;
+    }
+    return true;
+}
+
+// ---- terminal: interrupts, progress, notes
+
+static struct {
+    g3_session *session;               // whom Ctrl-C cancels
+    volatile sig_atomic_t interrupted;
+    bool bar, bars, color, quiet;      // bar: one is on the screen
+    double bar_since; const char *bar_stage;
+} term;
+
+static void on_interrupt(int signal_number)
+{
+    (void)signal_number;
+    if (++term.interrupted > 2) _Exit(130);              // nothing answers: then at once
+    g3_session_cancel(term.session);
+#if defined(_WIN32)
+    signal(SIGINT, on_interrupt);
+#endif
+}
+
+static void catch_interrupts(void)
+{
+#if defined(_WIN32)
+    signal(SIGINT, on_interrupt);
+#else
+    struct sigaction a;
+    memset(&a, 0, sizeof a);
+    a.sa_handler = on_interrupt;                         // no SA_RESTART: a line being typed is given up
+    sigaction(SIGINT, &a, NULL);
+#endif
+}
+
+static double seconds(void)
+{
+#if defined(_WIN32)
+    return (double)clock() / CLOCKS_PER_SEC;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+#endif
+}
+
+static void clear_bar(void)
+{
+    if (term.bar) fputs("\r\033[K", stderr);
+    term.bar = false;
+}
+
+// For loading and for prompts alike: a bar once it has taken a third of a second. Non-zero: stop.
+static int on_progress(void *user, const char *stage, uint64_t done, uint64_t total)
+{
+    char a[16], b[16];
+    (void)user;
+    if (!term.bars || !total) return term.interrupted;
+    if (term.bar_stage != stage || done == 0) { term.bar_stage = stage; term.bar_since = seconds(); }
+    if (done >= total) { clear_bar(); term.bar_stage = NULL; return term.interrupted; }
+    if (seconds() - term.bar_since < 0.3) return term.interrupted;
+    int part = (int)(done * 30 / total);
+    bool bytes = strcmp(stage, "prompt") != 0;
+    fprintf(stderr, "\r%-8.20s [%.*s%.*s] ", stage, part, "##############################", 30 - part, "..............................");
+    if (bytes) fprintf(stderr, "%s of %s\033[K", human_bytes(done, a, sizeof a), human_bytes(total, b, sizeof b));
+    else fprintf(stderr, "%llu of %llu tokens\033[K", (unsigned long long)done, (unsigned long long)total);
+    term.bar = true;
+    return term.interrupted;
+}
+
+static void note(const char *fmt, ...)                   // one line beside the conversation, unless -q
+{
+    va_list args;
+    clear_bar();
+    if (term.quiet) return;
+    va_start(args, fmt);
+    if (term.color) fputs("\033[2m", stderr);
+    vfprintf(stderr, fmt, args);
+    fputs(term.color ? "\033[0m\n" : "\n", stderr);
+    va_end(args);
+}
+
+static void complain(const char *what)
+{
+    clear_bar();
+    fprintf(stderr, "chat: %s\n", what);
+}
+
+static void on_log(void *user, g3_level level, const char *line)
+{
+    const settings *o = (const settings *)user;
+    if (level == G3_LOG_ERROR || (level == G3_LOG_WARN && !o->quiet) || o->verbose) complain(line);
+}
+
+// ---- typing: one message at a time. What is pasted as a block is one message, and so is what stands between two """
+
+static bool more_waits(void)                             // are there further lines already, as after a paste?
+{
+#if defined(_WIN32)
+    return false;
+#else
+    struct pollfd fd = { 0, POLLIN, 0 };
+    return is_terminal(0) && poll(&fd, 1, 20) > 0 && (fd.revents & POLLIN);
+#endif
+}
+
+#if defined(HAVE_READLINE)
+static int give_up_line(void)                            // called by readline ten times a second
+{
+    if (term.interrupted) { rl_replace_line("", 0); rl_done = 1; }
+    return 0;
+}
+#endif
+
+static bool plain_line(text *t)
+{
+    int c = 0, any = 0;
+    while (!term.interrupted && (c = getchar()) != EOF) {
+        char byte = (char)c;
+        any = 1;
+        if (c == '\n') break;
+        text_add(t, &byte, 1);
+    }
+    if (c == EOF) clearerr(stdin);
+    return any || term.interrupted;
+}
+
+static bool read_line(const char *prompt, text *t)       // appended to *t without its newline; false at the end of the input
+{
+#if defined(HAVE_READLINE) || defined(HAVE_EDITLINE)
+    if (is_terminal(0) && is_terminal(2)) {
+        char *line;
+        rl_outstream = stderr;                           // stdout is for the model alone
+#if defined(HAVE_READLINE)
+        rl_event_hook = give_up_line;
+#endif
+        line = readline(prompt);
+        if (!line) return term.interrupted != 0;
+        text_add(t, line, strlen(line));
+        if (*line) add_history(line);
+        free(line);
+        return true;
+    }
+#endif
+    if (is_terminal(0)) fputs(prompt, stderr);
+    fflush(stderr);
+    return plain_line(t);
+}
+
+// A message into *t; false at the end of the input. After Ctrl-C it is empty.
+static bool read_message(text *t)
+{
+    size_t from = 0;
+    term.interrupted = 0;
+    t->n = 0;
+    text_add(t, "", 0);
+    if (!read_line("> ", t)) return false;
+    if (!strncmp(t->p, "\"\"\"", 3)) {
+        memmove(t->p, t->p + 3, t->n - 2);
+        t->n -= 3;
+        for (;;) {                                       // until a line ends in three quotes
+            if (t->n >= 3 && t->n - from >= 3 && !strcmp(t->p + t->n - 3, "\"\"\"")) { t->n -= 3; t->p[t->n] = 0; break; }
+            text_add(t, "\n", 1);
+            from = t->n;
+            if (term.interrupted || !read_line(". ", t)) break;
+        }
+    }
+    else while (!term.interrupted && more_waits()) {
+        text_add(t, "\n", 1);
+        if (!read_line("", t)) break;
+    }
+    if (!term.interrupted) return true;
+    note("\n(Ctrl-D or /quit leaves)");
+    term.interrupted = 0;
+    t->n = 0;
+    t->p[0] = 0;
+    return true;
+}
+
+static bool read_file(const char *path, text *t)
+{
+    char chunk[65536];
+    size_t n;
+    FILE *f = strcmp(path, "-") ? fopen(path, "rb") : stdin;
+    if (!f) return usage("-f %s: %s", path, strerror(errno));
+    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) text_add(t, chunk, n);
+    bool ok = !ferror(f);
+    if (f != stdin) fclose(f);
+    return ok || usage("-f %s: %s", path, "cannot be read");
+}
+
+// ---- conversation
+
+typedef struct turn { char *user, *answer; } turn;
+
+typedef struct chat {
+    settings *o;
+    g3_model *model;
+    g3_session *session;
+    g3_plan plan;
+    char *system;                      // NULL: none
+    turn *turns; int n;                // the last one is open while it is being answered
+    bool in_step;                      // the session holds just these turns, with the answers' own tokens
+    text answer;
+    int prompt_tokens, new_tokens; double prompt_s, new_s;      // since the program began
+} chat;
+
+static int on_token(void *user, const g3_token *t)
+{
+    chat *c = (chat *)user;
+    clear_bar();
+    text_add(&c->answer, t->text, (size_t)t->size);
+    fwrite(t->text, 1, (size_t)t->size, stdout);
+    return fflush(stdout) != 0 || term.interrupted;
+}
+
+static void drop_last(chat *c)
+{
+    turn *t = &c->turns[--c->n];
+    free(t->user);
+    free(t->answer);
+    c->in_step = false;
+}
+
+static void drop_oldest(chat *c)
+{
+    free(c->turns[0].user);
+    free(c->turns[0].answer);
+    memmove(c->turns, c->turns + 1, (size_t)--c->n * sizeof *c->turns);
+    c->in_step = false;
+}
+
+static void push_turn(chat *c, const char *user)
+{
+    c->turns = (turn *)need(realloc(c->turns, (size_t)(c->n + 1) * sizeof *c->turns));
+    c->turns[c->n].user = copy_text(user);
+    c->turns[c->n++].answer = NULL;
+}
+
+// The conversation as messages; the caller frees the array.
+static g3_message *messages(const chat *c, int *n)
+{
+    g3_message *m = (g3_message *)need(calloc((size_t)c->n * 2 + 1, sizeof *m));
+    *n = 0;
+    if (c->system) { m[*n].role = "system"; m[(*n)++].text = c->system; }
+    for (int i = 0; i < c->n; i++) {
+        m[*n].role = "user";
+        m[(*n)++].text = c->turns[i].user;
+        if (!c->turns[i].answer) continue;
+        m[*n].role = "assistant";
+        m[(*n)++].text = c->turns[i].answer;
+    }
+    return m;
+}
+
+static int rendered_size(const chat *c)                  // tokens of the conversation, with what has been answered so far
+{
+    int n, size;
+    g3_message *m = messages(c, &n);
+    size = g3_render(c->model, m, n, true, NULL, 0, NULL);
+    free(m);
+    return size + (c->answer.n ? g3_tokenize(c->model, c->answer.p, c->answer.n, G3_TOKENIZE_PLAIN, NULL, 0) : 0);
+}
+
+// The context is full: drop turns from the oldest on until half of it is free, so that this is not needed at every turn.
+static bool make_room(chat *c)
+{
+    int context = g3_session_stats(c->session).context, dropped = 0;
+    for (; c->n > 1 && (!dropped || rendered_size(c) > context / 2); dropped++) drop_oldest(c);
+    if (dropped) note("%s(the context of %d tokens is full: the oldest %s dropped, the rest is read again)", c->answer.n ? "\n" : "", context, dropped > 1 ? "turns are" : "turn is");
+    return dropped > 0;
+}
+
+static g3_result add_raw(chat *c, const char *p, size_t size, int how, g3_error *err)
+{
+    int n = g3_tokenize(c->model, p, size, how, NULL, 0);
+    int *ids = (int *)need(malloc((size_t)(n > 0 ? n : 1) * sizeof *ids));
+    g3_tokenize(c->model, p, size, how, ids, n);
+    g3_result r = g3_add_tokens(c->session, ids, n, err);
+    free(ids);
+    return r;
+}
+
+// Bring the session to where the answer begins, or where the part of it that is there ends.
+static g3_result read_turns(chat *c, g3_error *err)
+{
+    const char *last = c->turns[c->n - 1].user;
+    if (c->o->raw) {
+        g3_session_rewind(c->session, 0, NULL);
+        return add_raw(c, last, strlen(last), G3_TOKENIZE_BOS, err);
+    }
+    if (c->in_step) {                                    // the usual case: only the new words are read
+        g3_turn t = { .text = last, .system = c->n == 1 ? c->system : NULL };
+        return g3_add_turn(c->session, &t, err);
+    }
+    int n;
+    g3_message *m = messages(c, &n);
+    g3_result r = g3_add_messages(c->session, m, n, true, err);
+    free(m);
+    return r == G3_OK && c->answer.n ? add_raw(c, c->answer.p, c->answer.n, G3_TOKENIZE_PLAIN, err) : r;
+}
+
+static void count_tokens(chat *c)
+{
+    g3_stats s = g3_session_stats(c->session);
+    c->prompt_tokens += s.prompt_tokens;
+    c->prompt_s += s.prompt_s;
+    c->new_tokens += s.new_tokens;
+    c->new_s += s.new_s;
+}
+
+// Read what is new and write the answer, making room as often as needed. The number of tokens, or a g3_result.
+static int write_answer(chat *c, g3_error *err)
+{
+    g3_generate_desc g = c->o->generate;
+    int made = 0, limit = g.max_tokens;
+    for (;;) {
+        int r = (int)read_turns(c, err);
+        c->in_step = false;                              // until the answer is complete
+        if (r == G3_OK && term.interrupted) return made;
+        if (r == G3_OK) {
+            g.max_tokens = limit ? limit - made : 0;
+            r = g3_generate(c->session, &g, err);
+            if (r >= 0) { made += r; count_tokens(c); }
+            if (r >= 0 && g3_session_finish(c->session) != G3_FINISH_CONTEXT) { c->in_step = true; return made; }
+            if (limit && made >= limit) return made;
+        }
+        bool full = r >= 0 || r == G3_ERR_CONTEXT;
+        if (full && !c->o->raw && make_room(c)) continue;
+        if (full && made) note("\n(the context of %d tokens is full)", g3_session_stats(c->session).context);
+        return made ? made : r;
+    }
+}
+
+// Answers the last turn. False: there is no answer, and the turn is gone.
+static bool answer(chat *c)
+{
+    g3_error err;
+    term.interrupted = 0;
+    c->answer.n = 0;
+    text_add(&c->answer, "", 0);
+    int made = write_answer(c, &err);
+    clear_bar();
+    if (c->answer.n && c->answer.p[c->answer.n - 1] != '\n') putchar('\n');
+    fflush(stdout);
+    if (made < 0) {
+        if (term.interrupted) note("(stopped)");
+        else complain(err.text);
+        drop_last(c);
+        return false;
+    }
+    if (term.interrupted) note("(stopped)");
+    else if (g3_session_finish(c->session) == G3_FINISH_LENGTH && !c->o->prompt && !c->o->file) note("(%d tokens: -n says no more)", made);
+    c->turns[c->n - 1].answer = copy_text(c->answer.p);
+    if (c->o->raw) c->in_step = false;
+    return true;
+}
+
+// ---- commands
+
+static void print_plan(FILE *f, const g3_plan *p)
+{
+    char a[16];
+    for (int i = 0; i < p->n_items; i++) fprintf(f, "  %-36s %16llu  %s\n", p->items[i].name, (unsigned long long)p->items[i].bytes, human_bytes(p->items[i].bytes, a, sizeof a));
+    fprintf(f, "  %-36s %16llu  %s\n", "total: model and session", (unsigned long long)p->total, human_bytes(p->total, a, sizeof a));
+    fprintf(f, "  %-36s %16llu  %s\n", "host: at its peak", (unsigned long long)p->host, human_bytes(p->host, a, sizeof a));
+    if (p->available) fprintf(f, "  %-36s %16llu  %s\n", "available", (unsigned long long)p->available, human_bytes(p->available, a, sizeof a));
+    if (p->max_context) fprintf(f, "  the largest context that fits is %d tokens\n", p->max_context);
+    if (!p->fits) fprintf(f, "  it does not fit%s%s\n", p->advice[0] ? ": " : "", p->advice);
+}
+
+static void print_stats(chat *c)
+{
+    char a[16], b[16], d[16];
+    g3_stats s = g3_session_stats(c->session);
+    clear_bar();
+    note("prompt %d tokens, %.0f a second; answer %d tokens, %.1f a second; context %d of %d; memory %s (model %s, session %s)",
+         c->prompt_tokens, c->prompt_s > 0 ? c->prompt_tokens / c->prompt_s : 0, c->new_tokens, c->new_s > 0 ? c->new_tokens / c->new_s : 0, s.held, s.context,
+         human_bytes(c->plan.total + c->plan.host, a, sizeof a), human_bytes(c->plan.weights, b, sizeof b), human_bytes(s.memory, d, sizeof d));
+}
+
+static void next_seed(chat *c)                           // the draw at a position depends on seed and position alone: another answer needs another seed
+{
+    uint64_t *seed = &c->o->generate.sampler.seed;
+    *seed = (*seed ? *seed : g3_session_seed(c->session)) + 1;
+    if (!*seed) *seed = 1;
+}
+
+static void reset(chat *c)
+{
+    while (c->n) drop_last(c);
+    g3_session_rewind(c->session, 0, NULL);
+    c->in_step = true;
+}
+
+static void set_system(chat *c, const char *words)
+{
+    free(c->system);
+    c->system = *words ? copy_text(words) : NULL;
+    if (c->n) c->in_step = false;                        // it stands in front of the first turn: the next one reads all again
+    note(c->system ? "(system text set)" : "(no system text)");
+}
+
+static void retry(chat *c)
+{
+    if (!c->n) { note("(there is nothing to retry)"); return; }
+    turn *t = &c->turns[c->n - 1];
+    if (c->o->generate.sampler.greedy) note("(--temp 0 finds the same answer again)");
+    next_seed(c);
+    free(t->answer);
+    t->answer = NULL;
+    c->in_step = false;
+    answer(c);
+}
+
+// A line that begins with a slash. False: leave.
+static bool command(chat *c, const char *line)
+{
+    size_t n = strcspn(line, " \t\n");
+    const char *rest = line + n + strspn(line + n, " \t\n");
+#define IS(name) (n == strlen(name) && !strncmp(line, name, n))
+    if (IS("/quit") || IS("/exit") || IS("/q")) return false;
+    if (IS("/reset") || IS("/clear")) { reset(c); note("(a new conversation)"); }
+    else if (IS("/system")) set_system(c, rest);
+    else if (IS("/retry")) retry(c);
+    else if (IS("/undo")) {
+        if (c->n) drop_last(c);
+        if (!c->n) reset(c);
+        note("(turns left: %d)", c->n);
+    }
+    else if (IS("/seed")) {
+        if (*rest && !to_seed(rest, &c->o->generate.sampler.seed)) note("(\"%s\" is not a whole number)", rest);
+        uint64_t seed = c->o->generate.sampler.seed ? c->o->generate.sampler.seed : g3_session_seed(c->session);
+        note("(seed %llu)", (unsigned long long)seed);
+    }
+    else if (IS("/stats")) print_stats(c);
+    else if (IS("/plan")) { if (!term.quiet) print_plan(stderr, &c->plan); }
+    else if (IS("/help") || IS("/?"))
+        note("/reset          forget the conversation\n/system TEXT    how to behave; empty: no such text\n/retry          answer again, with another seed\n"
+             "/undo           take the last turn back\n/seed [N]       show or set the seed\n/stats          speed and memory\n/plan           where the memory goes\n"
+             "/quit           leave (Ctrl-D too)\n\"\"\"             opens and closes a message of several lines; a pasted block is one message\nCtrl-C          stops the answer");
+    else note("(%.*s is no command; /help lists them, and a space in front makes it a message)", (int)n, line);
+#undef IS
+    return true;
+}
+
+// ---- main
+
+static void talk(chat *c)
+{
+    text line = { 0 };
+    while (read_message(&line)) {
+        if (!line.p[strspn(line.p, " \t\r\n")]) continue;
+        if (line.p[0] == '/') { if (!command(c, line.p)) break; continue; }
+        push_turn(c, line.p);
+        answer(c);
+        if (ferror(stdout)) break;
+    }
+    if (is_terminal(0) && !term.quiet) fputs("\n", stderr);
+    text_free(&line);
+}
+
+static bool one_answer(chat *c)
+{
+    text t = { 0 };
+    if (c->o->prompt) text_add(&t, c->o->prompt, strlen(c->o->prompt));
+    if (c->o->prompt && c->o->file) text_add(&t, "\n\n", 2);
+    bool ok = !c->o->file || read_file(c->o->file, &t);
+    if (ok) push_turn(c, t.p ? t.p : "");
+    ok = ok && answer(c);
+    text_free(&t);
+    return ok;
+}
+
+static const char *choose_model(const char *asked, char *buf, size_t size)
+{
+    static const char *const here[] = { ".", "build/gemma-3-270m-nf4", "build/gemma-3-270m" };
+    if (asked) return find_model(asked, buf, size);
+    for (size_t i = 0; i < sizeof here / sizeof *here; i++)
+        if (has_config(here[i])) return here[i];
+    return NULL;
+}
+
+static bool open_all(chat *c, g3_error *err)
+{
+    c->model = g3_model_open(&c->o->open, err);
+    clear_bar();
+    c->session = c->model ? g3_session_open(c->model, &c->o->session, err) : NULL;
+    term.session = c->session;
+    return c->session != NULL;
+}
+
+static void greet(const chat *c)
+{
+    char a[16];
+    g3_model_info i = g3_model_get_info(c->model);
+    if (!is_terminal(0)) return;
+    note("%s on %s, %d threads, context %d, memory %s. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", i.name, i.device, g3_model_get_desc(c->model).threads,
+         g3_session_stats(c->session).context, human_bytes(c->plan.total + c->plan.host, a, sizeof a));
+}
+
+static int run(chat *c, settings *o)
+{
+    g3_error err;
+    bool ok = true;
+    if (g3_plan_memory(&o->open, &c->plan, &err) != G3_OK) { complain(err.text); return 1; }
+    if (o->plan) { print_plan(stdout, &c->plan); return c->plan.fits ? 0 : 1; }
+    if (!open_all(c, &err)) { complain(err.text); return term.interrupted ? 130 : 1; }
+    if (o->system) c->system = copy_text(o->system);
+    c->in_step = true;
+    if (o->prompt || o->file) ok = one_answer(c);
+    else { greet(c); talk(c); }
+    if (c->new_tokens && (o->prompt || o->file || is_terminal(0) || o->verbose)) print_stats(c);
+    if (o->verbose) note("seed %llu", (unsigned long long)g3_session_seed(c->session));
+    return ferror(stdout) ? 1 : ok ? 0 : term.interrupted ? 130 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    settings o;
+    chat c;
+    char dir[4096];
+    memset(&o, 0, sizeof o);
+    memset(&c, 0, sizeof c);
+    o.color = is_terminal(2) && !getenv("NO_COLOR");
+    if (!read_flags(&o, argc, argv)) return 2;
+    term.quiet = o.quiet;
+    term.color = o.color;
+    term.bars = is_terminal(2) && !o.quiet;
+    for (int i = 0; i < o.n_notes; i++) note("chat: %s: %s", o.note_flags[i], o.notes[i]);
+    o.open.path = choose_model(o.model, dir, sizeof dir);
+    if (!o.open.path) { complain("no model here: `make model` fetches a small one, -m DIR names another"); return 1; }
+    o.open.session = &o.session;
+    o.open.sessions = 1;
+    o.open.logger.log_fn = on_log;
+    o.open.logger.user = &o;
+    o.open.progress.progress_fn = on_progress;
+    o.session.progress.progress_fn = on_progress;
+    o.generate.stops = o.stops;
+    o.generate.token_fn = on_token;
+    o.generate.user = &c;
+    c.o = &o;
+    catch_interrupts();
+    int status = run(&c, &o);
+    term.session = NULL;
+    g3_session_close(c.session);
+    g3_model_close(c.model);
+    while (c.n) drop_last(&c);
+    free(c.turns);
+    free(c.system);
+    text_free(&c.answer);
+    return status;
+}
