@@ -42,7 +42,7 @@ static char *read_all(FILE *f, size_t *size)                 // a file of any ki
         more = (char *)realloc(text, room *= 2);
         if (more) text = more;
     }
-    if (more && !ferror(f)) return text;
+    if (more && !ferror(f)) { text[*size] = 0; return text; }   // the loop ended with *size < room
     free(text);
     return NULL;
 }
@@ -173,8 +173,8 @@ static int parse(int argc, char **argv, options *o)          // 0: go on; else t
 
 int main(int argc, char **argv)
 {
-    options o = G3__ZERO;
-    g3_model_desc desc = G3__ZERO;
+    options o = { 0 };
+    g3_model_desc desc = { 0 };
     g3_error err;
     char path[2048];
     int status = parse(argc, argv, &o);

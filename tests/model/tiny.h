@@ -63,6 +63,37 @@ static bool tiny_box(box *b, const char *fixture)        // a tiny checkpoint, w
     return true;
 }
 
+static void widen(ck *c, const char *name, int rows, int cols)
+{
+    float *w = (float *)malloc(sizeof(float) * (size_t)rows * (size_t)cols);
+    uint64_t random = (uint64_t)(unsigned char)name[strlen(name) - 8] + 1;
+    size_t dims[2] = {(size_t)rows, (size_t)cols};
+    for (size_t i = 0; i < dims[0] * dims[1]; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        w[i] = (float)((double)(int64_t)random / 9223372036854775808.0 / sqrt((double)cols));
+    }
+    ck_set(ck_find(c, name), "F32", 2, dims, w, sizeof(float) * dims[0] * dims[1]);
+    free(w);
+}
+
+// Two layers of t1 with a wide feed-forward and a long table, so that even one token's work is shared among threads.
+static bool wide_box(box *b)
+{
+    ck c;
+    if (!ck_load(&c, tiny_path("t1-f32-text")) || !ck_config(&c, "\"num_hidden_layers\": 4", "\"num_hidden_layers\": 2")) return false;
+    if (!ck_config(&c, "\"intermediate_size\": 96", "\"intermediate_size\": 1024") || !ck_config(&c, "\"vocab_size\": 512", "\"vocab_size\": 4096")) return false;
+    for (int i = 0; i < 2; i++) {
+        char name[3][64];
+        static const char *const what[] = {"gate", "up", "down"};
+        for (int k = 0; k < 3; k++) { snprintf(name[k], sizeof name[k], "model.layers.%d.mlp.%s_proj.weight", i, what[k]); widen(&c, name[k], k < 2 ? 1024 : 64, k < 2 ? 64 : 1024); }
+    }
+    widen(&c, "model.embed_tokens.weight", 4096, 64);
+    ck_build(&c, b);
+    ck_free(&c);
+    tiny_tokenizer(b, TINY_VOCAB, NULL);
+    return true;
+}
+
 static g3_model_desc tiny_desc(box *b, int threads)
 {
     g3_model_desc d = box_desc(b);
@@ -203,7 +234,7 @@ static g3_allocator record_hooks(record *r)
     return a;
 }
 
-// ---- t1 once more: all positions at once, no cache, no chunk, in double (Gemma 3 as SPEC "Forward pass" has it)
+// ---- t1 once more: all positions at once, no cache, no chunk, in double (Gemma 3 as modeling_gemma3.py of transformers has it)
 
 enum { T1_LAYERS = 4, T1_DIM = 64, T1_FFN = 96, T1_HEADS = 4, T1_KV = 2, T1_HEAD = 16, T1_ROWS = 256 };
 
@@ -343,7 +374,7 @@ static void ref_logits(ref *r, const int *ids, int n, float *logits)         // 
 
 static G3__UNUSED void tiny_quiet(void)                  // for programs that leave some of this unused
 {
-    (void)st_state; (void)st_f32; (void)st_count; (void)st_find; (void)tiny_box; (void)tiny_open; (void)tiny_session; (void)starts; (void)some_ids; (void)argmax; (void)ask; (void)follow; (void)record_hooks;
+    (void)st_state; (void)st_f32; (void)st_count; (void)st_find; (void)wide_box; (void)tiny_box; (void)tiny_open; (void)tiny_session; (void)starts; (void)some_ids; (void)argmax; (void)ask; (void)follow; (void)record_hooks;
     (void)ref_open; (void)ref_logits; (void)box_hash; (void)expected_array; (void)distance; (void)open_model; (void)tiny_models; (void)expected_open; (void)expected_close;
 }
 #endif

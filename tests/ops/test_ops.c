@@ -312,7 +312,7 @@ static int linear_norms_its_input(void)
 
 typedef struct model { int heads, kv_heads, d, window, length; float theta, factor; const int *image; float *qkv; } model;   // image[p]: last position of p's image; qkv [length][heads + 2 kv_heads][d]
 
-static bool allowed(const model *m, int p, int j)                                  // SPEC-text 4, SPEC-vision "Attention mask"
+static bool allowed(const model *m, int p, int j)                                  // as masking_utils.py of transformers
 {
     const bool same_image = m->image && m->image[p] >= j && j > p;
     return (j <= p || same_image) && (!m->window || p - j < m->window);

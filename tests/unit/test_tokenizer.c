@@ -440,7 +440,7 @@ static int ids_out_of_range_have_no_piece(void)
 typedef struct merge { g3__str left, right; } merge;
 typedef struct rules { const merge *merges; int n; const g3__tok *real; } rules;   // a list, or the real vocabulary's own rule
 
-// Order of a merge; smaller is sooner. The real list by its rule (SPEC "Merges from the vocabulary alone"): by falling score of
+// Order of a merge; smaller is sooner. The real list by its rule, found in the published file: by falling score of
 // the result, 494 - id among the learned pieces and else 0, then the longer left part, then the longer right part, then the id.
 static double slow_rank(const rules *r, g3__str left, g3__str right)
 {
