@@ -125,22 +125,25 @@ build/libgemma3.so: gemma3.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -fPIC -shared -DGEMMA3_IMPLEMENTATION -x c gemma3.h -o $@ $(LDFLAGS) $(LDLIBS)
 
-# Unit tests compile for speed of compiling, ops and models as users do.
+# Tests compile for speed of compiling; what runs on the real model, and the benchmarks, as users do. Shared helpers may go unused.
+TESTFLAGS = $(CFLAGS) -Wno-unused-function -g
+build/unit/% build/ops/% build/model/%: TESTFLAGS += -O1
+build/ops/bench_% build/model/bench_% build/model/test_real_%: TESTFLAGS = $(CFLAGS) -Wno-unused-function -g
 build/unit/%: tests/unit/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -O1 -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/ops/%: tests/ops/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/model/%: tests/model/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -g -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/asan/%: tests/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(ASAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(TESTFLAGS) $(ASAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/tsan/%: tests/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(TSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(TESTFLAGS) $(TSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/golden/%.ok: tests/golden/%.tar.xz
 	@rm -rf build/golden/$* && mkdir -p build/golden/$*
 	xz -dc $< | tar -xf - -C build/golden/$*

@@ -407,6 +407,7 @@ G3_API int          g3_sample(g3_session *s, const g3_sampler *p, g3_error *err)
 #define G3__UNUSED             __attribute__((unused))
 #define G3__RESTRICT           __restrict__
 #define G3__PREFETCH(p)        __builtin_prefetch(p)
+#define G3__GNU_VECTORS        1       // typedef float v __attribute__((vector_size(32))): plain C arithmetic on eight floats
 #elif defined(_MSC_VER)
 #define G3__PRINTF(fmt, first)
 #define G3__UNUSED
@@ -5911,13 +5912,13 @@ static bool g3__add_ids(g3_session *s, const int *ids, int n)
 // ---- going back
 
 // Whether position pos can be continued from: all W - 1 keys before it must still be in the rings, which hold the last `rows`
-// positions ever written. Full layers, and rings as long as the context, lose nothing.
+// positions ever written. Position 0 needs none; full layers, and rings as long as the context, lose nothing.
 static bool g3__can_rewind(const g3_session *s, int pos)
 {
     int64_t rows = (int64_t)s->m->config.window + s->desc.batch;
     bool rings = false;
     for (int i = 0; i < s->m->config.layers; i++) rings = rings || !s->m->config.full[i];
-    return !rings || rows >= s->desc.context || s->high <= rows || (int64_t)pos - s->m->config.window + 1 >= s->high - rows;
+    return pos <= 0 || !rings || rows >= s->desc.context || s->high <= rows || (int64_t)pos - s->m->config.window + 1 >= s->high - rows;
 }
 
 static int g3__rewind(g3_session *s, int pos)            // the position reached
@@ -6381,7 +6382,7 @@ enum {
 
 // ---- dot products
 
-#if defined(__GNUC__)
+#ifdef G3__GNU_VECTORS
 typedef float g3__lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define G3__MADD(sum, a, b) ((sum) += (a) * (b))
 #else
