@@ -107,7 +107,7 @@ static const flag flags[] = {
     { F_QUIET,    "-q --quiet --log-disable",     NULL,      "nothing on stderr but errors" },
     { F_VERBOSE,  "-v --verbose",                 NULL,      "all that the library logs" },
     { F_HELP,     "-h --help --usage",            NULL,      "this list" },
-    { F_VERSION,  "--version",                    NULL,      "" },
+    { F_VERSION,  "--version",                    NULL,      "the version of the library" },
 
     { F_NOTHING, "-ngl --gpu-layers --n-gpu-layers", "N",    "layers are not split: --device cuda takes the whole model, --device cpu none of it" },
     { F_NOTHING, "-sm --split-mode",              "MODE",    "a model lies on one device; --device cuda:N chooses it" },

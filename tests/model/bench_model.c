@@ -17,6 +17,39 @@ static void load_average(void)
 static int by_value(const void *a, const void *b) { double x = *(const double *)a, y = *(const double *)b; return (x > y) - (x < y); }
 static double median(double *t, int n) { qsort(t, (size_t)n, sizeof *t, by_value); return t[n / 2]; }
 
+// How fast this machine reads memory, the ceiling of writing: the best of a few passes over 256 MB, by as many threads.
+enum { READ_PIECES = 64, READ_WORDS = (256 << 20) / 8 / READ_PIECES };
+typedef struct reading { uint64_t *data, sum[READ_PIECES]; } reading;
+
+static void read_piece(void *ctx, int i)
+{
+    reading *r = (reading *)ctx;
+    const uint64_t *p = r->data + (size_t)i * READ_WORDS;
+    uint64_t sum = 0;
+    for (int k = 0; k < READ_WORDS; k++) sum += p[k];
+    r->sum[i] += sum;
+}
+
+static void read_speed(int threads)
+{
+    static reading r;
+    g3__pool pool;
+    double best = 0;
+    const size_t size = (size_t)READ_PIECES * READ_WORDS * sizeof *r.data;
+    r.data = (uint64_t *)g3__pages_take(NULL, size, 64);
+    if (!r.data) return;
+    memset(r.data, 1, size);
+    g3__pool_init(&pool, threads, NULL);
+    for (int i = 0; i < 7; i++) {
+        double start = g3__clock();
+        g3__pool_for(&pool, READ_PIECES, read_piece, &r);
+        best = G3__MAX(best, (double)size / (g3__clock() - start));
+    }
+    printf("memory read by %d thread%s: %.1f GB/s%s", threads, threads == 1 ? "" : "s", best / 1e9, r.sum[0] ? "\n" : " \n");
+    g3__pool_free(&pool);
+    g3__pages_give(NULL, r.data, size);
+}
+
 static g3_model *open_model(const char *path, int threads)
 {
     g3_error err;
@@ -104,6 +137,7 @@ int main(int argc, char **argv)
     static const char *const usual[] = { "build/gemma-3-270m", "build/gemma-3-270m-nf4" };
     int n = argc > 1 ? argc - 1 : G3__COUNT(usual);
     load_average();
+    for (int threads = 1; threads <= G3__MAX(g3__cores(), 2); threads *= 2) read_speed(threads);
     for (int i = 0; i < n; i++)
         for (int threads = 1; threads <= G3__MAX(g3__cores(), 2); threads *= 2) bench(argc > 1 ? argv[i + 1] : usual[i], threads);
     load_average();

@@ -23,12 +23,12 @@ is "  and back: 256 ids are the passage's beginning" same "$tmp/a" "$tmp/start"
 
 run build/score -m $dense -f "$tmp/start" --precise --kv f32
 is "score: the first 256 tokens of the passage" has "$out" "tokens          256 "
-is "  are as likely as the reference says" [ "$(awk '$1 == "per" { d = $3 + 3.53842; print d < 1e-4 && d > -1e-4 }' "$out")" = 1 ]
+is "  are as likely as the reference says" [ "$(awk '$1 == "per" { d = $3 + 3.53842; print (d < 1e-4 && d > -1e-4) }' "$out")" = 1 ]
 run build/score -m $nf4 -p "The capital of France is Paris, and the capital of Germany is Berlin." --top 3
 is "  with --top, what it expected" has "$out" '" Berlin"'
 sense=$(awk '$1 == "perplexity" { print $2 }' "$out")
 run build/score -m $nf4 -p "Paris capital the is The Berlin of, France Germany of. is and capital the"
-is "  sense is likelier than its words in disorder" [ "$(awk -v a="$sense" '$1 == "perplexity" { print a > 0 && 4 * a < $2 }' "$out")" = 1 ]
+is "  sense is likelier than its words in disorder" [ "$(awk -v a="$sense" '$1 == "perplexity" { print (a > 0 && 4 * a < $2) }' "$out")" = 1 ]
 
 # ---- chat: prompts.short goes on with the reference's 64 greedy tokens
 
@@ -55,7 +55,7 @@ if command -v python3 >/dev/null 2>&1; then
     cat > "$tmp/script" <<'END'
 ? > 
 > Once upon a time
-? o
+? world
 ^C
 ? (stopped)
 ? > 

@@ -10,10 +10,15 @@ for need in "$chat" "$model/config.json"; do
     [ -e "$need" ] || { echo "demo: $need is missing; please run: make demo" >&2; exit 1; }
 done
 
-# go_on SEED TEXT: the text, what the model writes after it, and the line of speed and memory that chat ends with
+# go_on SEED TEXT: the text, what the model writes after it, then chat's line of speed and memory (caught, so that no progress bar
+# is drawn over the text)
+exec 3>&1
 go_on() {
     printf '\n%s' "$2"
-    "$chat" -m "$model" --raw --temp 0.6 -n 48 -s "$1" -p "$2" 2>&1 || exit 1
+    line=$("$chat" -m "$model" --raw --temp 0.6 -n 48 -s "$1" -p "$2" 2>&1 >&3)
+    status=$?
+    printf '%s\n' "$line"
+    [ $status -eq 0 ] || exit $status
 }
 
 cat <<EOF
