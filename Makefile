@@ -49,7 +49,8 @@ model:
 ## demo: makes what is missing, then the real 270M writes on this machine's CPU
 demo:
 	@sh tests/tools/need.sh gcc libc6-dev
-	@$(MAKE) -s all model
+	@$(MAKE) -s $(PARALLEL) build/chat build/import_gguf build/quantize
+	@$(MAKE) -s model
 	@sh tests/tools/demo.sh
 
 ## quick: all tests that need neither network nor weights (cc, make, xz and sh are enough; the rest skips)

@@ -260,7 +260,7 @@ static void print_help(void)
 {
     char left[128];
     puts("chat: Gemma 3 in a terminal\n\n    chat [-m DIR]              a conversation\n    chat [-m DIR] -p TEXT      one answer\n");
-    for (int i = 0; i < N_FLAGS && flags[i].id < F_VERSION; i++) {
+    for (int i = 0; i < N_FLAGS && flags[i].id < F_NOTHING; i++) {
         snprintf(left, sizeof left, "%s %s", flags[i].names, flags[i].value ? flags[i].value : "");
         printf("  %-34s %s%s\n", left, strlen(left) > 34 ? "\n                                     " : "", flags[i].help);
     }

@@ -25,8 +25,7 @@ is() {
     if "$@"; then passed=$((passed + 1)); echo "ok   $name"; return; fi
     failed=$((failed + 1))
     echo "FAIL $name"
-    echo "     not so: $*"
-    echo "     after:  $said (exit status $rc)"
+    printf '     not so: %s\n     after:  %s (exit status %s)\n' "$*" "$said" "$rc" | tr '\n\t' '\n ' | head -n 20
     head -c 1500 "$out" | head -n 12 | sed 's/^/     out | /'
     head -c 1500 "$err" | head -n 12 | sed 's/^/     err | /'
 }

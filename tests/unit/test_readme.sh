@@ -7,7 +7,7 @@ fenced() { awk -v lang="$1" -v want="$2" '/^```/ { if (in_it) { in_it = 0; next 
 fenced c 1 > "$tmp/hello.c"
 sed '/^\/\//d' examples/hello.c > "$tmp/theirs.c"
 is "the program of the first screen is examples/hello.c" same "$tmp/hello.c" "$tmp/theirs.c"
-tr -d '\n' < gemma3.h | sed 's,//     *,,g' | tr -d ' ' > "$tmp/banner"
+sed -n -e 's,^//     *,,p' -e '/^$/q' gemma3.h | tr -d ' \n' > "$tmp/banner"
 sed -n '/^static int print/,$p' "$tmp/hello.c" | tr -d ' \n' > "$tmp/text"
 is "  and that of the banner" grep -qF -e "$(cat "$tmp/text")" "$tmp/banner"
 run ${CC:-cc} -std=c99 -Wall -Wextra -Werror -O0 -I. "$tmp/hello.c" -o "$tmp/hello" -lm -lpthread
