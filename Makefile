@@ -95,6 +95,10 @@ sanitize:
 bench: $(BENCH)
 	@for b in $(BENCH); do $$b || exit 1; done
 
+## sizes: the README's table of memory, planned from headers alone for the five published sizes
+sizes: build/tools/sizes
+	@build/tools/sizes
+
 ## ci: everything above on a fresh machine, with one sum at the end
 ci: packages
 	@$(MAKE) $(PARALLEL) all $(FIXTURES)
@@ -139,6 +143,9 @@ build/ops/%: tests/ops/%.c
 build/model/%: tests/model/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/tools/%: tests/tools/%.c
+	@mkdir -p $(@D)
+	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/asan/%: tests/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) $(ASAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
@@ -151,5 +158,5 @@ build/golden/%.ok: tests/golden/%.tar.xz
 	@touch $@
 
 -include $(wildcard build/*.d build/*/*.d build/*/*/*.d)
-.PHONY: all model demo quick test clean distclean embed matrix sanitize bench ci help packages
+.PHONY: all model demo quick test clean distclean embed matrix sanitize bench sizes ci help packages
 .DELETE_ON_ERROR:

@@ -111,18 +111,36 @@ static int keep_insides(void *user, const g3_view *v)
     return 0;
 }
 
-static insides *insides_of(int batch, g3_kv kv)
+static insides *insides_seen(int batch, int probe_rows, g3_kv kv)
 {
     g3_error err;
     insides *x = (insides *)calloc(1, sizeof *x);
     g3_session_desc d = G3__ZERO;
     d.context = 64; d.batch = batch; d.kv = kv;
-    d.probe.probe_fn = keep_insides; d.probe.user = x; d.probe.rows = batch;
+    d.probe.probe_fn = keep_insides; d.probe.user = x; d.probe.rows = probe_rows;
     d.probe.points = G3_POINT_EMBED | G3_POINT_LAYER | G3_POINT_BRANCH | G3_POINT_ATTENTION;
     g3_session *s = g3_session_open(model, &d, &err);
     if (!s || g3_add_tokens(s, e.ids, 40, &err) != G3_OK) { fprintf(stderr, "    %s\n", err.text); exit(1); }
     g3_session_close(s);
     return x;
+}
+
+static insides *insides_of(int batch, g3_kv kv) { return insides_seen(batch, batch, kv); }
+
+static int fewer_rows_are_the_last_of_each_step(void)
+{
+    insides *all = insides_of(10, G3_KV_F32), *few = insides_seen(10, 3, G3_KV_F32);
+    for (int t = 0; t < 40; t++)
+        for (int l = 0; l < 4; l++)
+            for (int i = 0; i < 64; i++) {
+                bool shown = t % 10 >= 7;
+                CHECK(few->embed[t][i] == (shown ? all->embed[t][i] : 0) && few->layer[l][t][i] == (shown ? all->layer[l][t][i] : 0));
+                CHECK(few->branch[0][l][t][i] == (shown ? all->branch[0][l][t][i] : 0) && few->branch[1][l][t][i] == (shown ? all->branch[1][l][t][i] : 0));
+                for (int h = 0; h < 4 && i < 40; h++) CHECK(few->att[l][t][h][i] == (shown ? all->att[l][t][h][i] : 0));
+            }
+    free(all);
+    free(few);
+    return 0;
 }
 
 static int views_show_the_references_insides(void)
@@ -310,6 +328,22 @@ static int the_probe_may_stop_while_logits_are_computed(void)
 
 // ---- what operations cost
 
+// What one row reads of the matrices, from the tensors of the files: projections and the head with their scales; no norms,
+// and of bitsandbytes neither the tables of codes nor the JSON.
+static uint64_t matrix_bytes(g3_model *m)
+{
+    uint64_t sum = 0, table = 0, head = 0;
+    g3_tensor t;
+    for (int i = 0; i < g3_model_tensor(m, i, &t); i++) {
+        bool scales = strstr(t.name, ".weight.absmax") || strstr(t.name, ".weight.nested_absmax"), weight = ck_ends(t.name, ".weight");
+        if (strstr(t.name, "vision") || strstr(t.name, "projector")) continue;
+        if (ck_ends(t.name, "embed_tokens.weight")) table = t.bytes;
+        else if (ck_ends(t.name, "lm_head.weight")) head = t.bytes;
+        else if (strstr(t.name, "_proj.weight") && (weight || scales)) sum += t.bytes;
+    }
+    return sum + (head ? head : table);
+}
+
 typedef struct sums { uint64_t bytes, flops, matrix_bytes, matrix_flops, cache_bytes; int n; bool bad; } sums;
 
 static int add_up(void *user, const g3_view *v)
@@ -320,6 +354,7 @@ static int add_up(void *user, const g3_view *v)
     s->bytes += v->bytes;
     s->flops += v->flops;
     if (!strcmp(v->name, "attend")) s->cache_bytes += v->bytes;
+    if (!strcmp(v->name, "qkv") || !strcmp(v->name, "wo") || !strcmp(v->name, "gate_up") || !strcmp(v->name, "down") || !strcmp(v->name, "linear")) { s->matrix_bytes += v->bytes; s->matrix_flops += v->flops; }
     return 0;
 }
 
@@ -347,7 +382,7 @@ static int bytes_and_flops_of_a_token_are_those_of_the_weights(void)
         printf("    %s: %.0f bytes of %.0f, %.0f flops of %.0f\n", dirs[i], (double)s.bytes, weights, (double)s.flops, 2 * numbers);
         CHECK((double)(s.bytes - s.cache_bytes) > 0.97 * weights && (double)(s.bytes - s.cache_bytes) < 1.5 * weights);
         CHECK((double)s.flops > 1.95 * numbers && (double)s.flops < 2.5 * numbers);
-        CHECK(s.cache_bytes > 0);
+        CHECK(s.cache_bytes > 0 && s.matrix_bytes == matrix_bytes(m));
         g3_session_close(x);
         g3_model_close(m);
     }
@@ -360,6 +395,7 @@ int main(void)
     if (!tiny_box(&files, "t1-f32-text") || !(model = tiny_open(&files, 1)) || !expected_open(&e, "t1-f32-text")) { fprintf(stderr, "no fixtures\n"); return 1; }
     RUN(every_view_says_where_it_stands);
     RUN(only_what_was_asked_for_is_shown);
+    RUN(fewer_rows_are_the_last_of_each_step);
     RUN(views_show_the_references_insides);
     RUN(attention_rows_are_distributions_over_the_window);
     RUN(what_is_written_counts);

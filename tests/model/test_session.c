@@ -291,6 +291,9 @@ static int a_copy_goes_on_like_its_original(void)
         CHECK(g3_generate(a, &d, &err) == 20 && g3_generate(b, &d, &err) == 20);
         CHECK(g3_session_tokens(a, a_ids, 128) == 64 && g3_session_tokens(b, b_ids, 128) == 64 && memcmp(a_ids, b_ids, 64 * sizeof(int)) == 0);
         CHECK(g3_session_copy(a, b, &err) == G3_OK && same_logits(a, b) && g3_session_copy(a, a, &err) == G3_OK);
+        g3_session *late = open_session(model, 96, 8, kinds[k], 3, &err);    // nor can a copy go back further: 16 rows are all there is
+        CHECK(late && g3_session_copy(late, a, &err) == G3_OK && g3_session_rewind(late, 64 - 30, &err) == 0);
+        g3_session_close(late);
         g3_session_close(a);                             // the copy needs nothing of its original
         CHECK(g3_add_tokens(b, ids, 9, &err) == G3_OK && g3_logits(b, &err));
         g3_session_close(b);
