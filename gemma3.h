@@ -79,8 +79,8 @@
 //
 // THREADS
 //   A model is immutable once open: any number of threads and sessions may use it. A session belongs to one thread at a time;
-//   g3_session_cancel alone may come from anywhere, also from a signal handler. The allocator must be thread-safe if sessions are opened from
-//   several threads, and so must a lent for_fn be when sessions run on several. The same bits come out for any number of threads.
+//   g3_session_cancel alone may come from anywhere, also from a signal handler. The allocator must be thread-safe if several threads use
+//   the model (opening, closing and tokenising reach it), and so must a lent for_fn be when sessions run on several. The same bits come out for any number of threads.
 //
 // MEMORY
 //   g3_plan_memory says every byte before anything is taken, from config and headers alone. The model is one arena, each session is one arena;
@@ -255,7 +255,7 @@ typedef struct g3_tensor {         // one tensor of the files, as named there; t
     int         rows, cols;        // of a quantised weight: those it stands for. 1-D: one row; more dimensions: the first by the product of the rest
     uint64_t    offset, bytes;     // in its file; the companions of a quantised weight are tensors of their own
 } g3_tensor;
-G3_API int       g3_model_tensor(const g3_model *m, int i, g3_tensor *t);        // the number of tensors; *t: the i-th, in file order; also with no_weights
+G3_API int       g3_model_tensor(const g3_model *m, int i, g3_tensor *t);        // the number of tensors; *t: the i-th, in file order (a 4-bit one's shape is read from the file); also with no_weights
 G3_API g3_result g3_model_read(const g3_model *m, const char *name, int row, int n, float *dst, g3_error *err);   // dst [n][cols]: rows as float32, decoded from the file
 
 // ---- memory: the exact bytes, known from the files' headers before anything is taken; needs no card and no driver
@@ -528,15 +528,20 @@ static void *g3__os_open(void *user, const char *name, uint64_t *size)
     struct stat st;
     int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
     int fd = len > 0 && (size_t)len < sizeof path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;   // a pipe of that name must not hold us up
+    if (fd >= 0 && fd <= 2) {                                                     // the program closed a standard stream: what it writes there must not meet our file
+        int higher = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        close(fd);
+        fd = higher;
+    }
     if (fd < 0) return NULL;
     if (fstat(fd, &st) || !S_ISREG(st.st_mode)) { close(fd); return NULL; }      // a directory or a pipe is no weight file
     *size = (uint64_t)st.st_size;
-    return (void *)((intptr_t)fd + 1);                                            // descriptor 0 must not look like NULL
+    return (void *)(intptr_t)fd;
 }
 
 static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_t size)
 {
-    int fd = (int)((intptr_t)file - 1);
+    int fd = (int)(intptr_t)file;
     (void)user;
     for (char *p = (char *)dst; size; ) {
         ssize_t got = pread(fd, p, G3__MIN(size, (size_t)1 << 30), (off_t)offset);
@@ -547,7 +552,7 @@ static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_
     return 0;
 }
 
-static void g3__os_close(void *user, void *file) { (void)user; close((int)((intptr_t)file - 1)); }
+static void g3__os_close(void *user, void *file) { (void)user; close((int)(intptr_t)file); }
 #endif
 #endif // GEMMA3_NO_STDIO
 
@@ -3562,6 +3567,7 @@ typedef struct g3__binder {
     const g3__shards *shards;
     const g3__config *c;
     g3_error *err;
+    bool tables;                                         // look at the scales' tables now; else they are looked at once loaded
     char name[256];                                      // prefix + slot, then companions behind it
 } g3__binder;
 
@@ -3696,12 +3702,12 @@ static bool g3__bind_scales(g3__binder *b, g3__weight *w, const g3__quant_state 
     if (q->nested != (w->nested_absmax != NULL) || q->nested != (w->nested_map != NULL))
         return g3__bind_fail(b, G3_ERR_FORMAT, w->data, "its quant_state and its nested_absmax and nested_quant_map disagree on double quantisation");
     if (!g3__bind_table(b, w->absmax, "absmax", blocks, q->nested ? G3__U8 : G3__F32)) return false;
-    if (!q->nested) return w->absmax->bytes > G3__CHECK_BYTES || g3__bind_finite(b, w->absmax, "absmax");          // large ones are checked while they are loaded
+    if (!q->nested) return !b->tables || w->absmax->bytes > G3__CHECK_BYTES || g3__bind_finite(b, w->absmax, "absmax");   // not the large ones: that would be a pass over the data
     w->nested_blocksize = (uint32_t)q->nested_blocksize;
     w->nested_offset = (float)q->offset;
     uint64_t groups = (blocks + w->nested_blocksize - 1) / w->nested_blocksize;
     return g3__bind_table(b, w->nested_absmax, "nested_absmax", groups, G3__F32) && g3__bind_table(b, w->nested_map, "nested_quant_map", 256, G3__F32)
-        && g3__bind_finite(b, w->nested_absmax, "nested_absmax") && g3__bind_finite(b, w->nested_map, "nested_quant_map");
+        && (!b->tables || (g3__bind_finite(b, w->nested_absmax, "nested_absmax") && g3__bind_finite(b, w->nested_map, "nested_quant_map")));
 }
 
 static bool g3__bind_quantised(g3__binder *b, g3__weight *w, const g3__tensor *state)
@@ -3862,13 +3868,14 @@ static bool g3__any_vision(const g3__shards *s)          // text-only weights ma
     return false;
 }
 
-// All weights of the model, by tower, layer and slot. c->vocab becomes the rows of the table.
-static bool g3__weights_bind(g3__weights *s, g3__config *c, const g3__shards *shards, bool no_vision, g3__zone *z, g3_error *err)
+// All weights of the model, by tower, layer and slot. c->vocab becomes the rows of the table. tables: read and check the tables of scales, too.
+static bool g3__weights_bind(g3__weights *s, g3__config *c, const g3__shards *shards, bool no_vision, bool tables, g3__zone *z, g3_error *err)
 {
     g3__binder b;
     b.shards = shards;
     b.c = c;
     b.err = err;
+    b.tables = tables;
     s->vision = c->has_vision && !no_vision && g3__any_vision(shards);
     s->n_text = G3__ONCE_SLOTS + c->layers * G3__TEXT_SLOTS;
     s->n = s->n_text + (s->vision ? G3__VISION_ONCE + c->vision.layers * G3__VISION_SLOTS + G3__PROJ_SLOTS : 0);
@@ -5093,7 +5100,7 @@ static bool g3__load_small(g3_model *m, g3_error *err)
     g3__zone temp;
     g3__zone_init(&temp, &m->heap);
     bool ok = g3__load_config(m, &temp, err) && g3__shards_open(&m->shards, &m->keep, &temp, err)
-           && g3__weights_bind(&m->weights, &m->config, &m->shards, m->desc.no_vision, &m->keep, err);
+           && g3__weights_bind(&m->weights, &m->config, &m->shards, m->desc.no_vision, m->desc.no_weights, &m->keep, err);
     g3__zone_free(&temp);
     ok = ok && g3__load_tokenizer(m, &temp, err);
     g3__zone_free(&temp);
@@ -5188,6 +5195,7 @@ static bool g3__tensor_weight(const g3_model *m, const g3__tensor *t, g3__weight
     b.shards = &m->shards;
     b.c = &m->config;
     b.err = err;
+    b.tables = false;
     memset(w, 0, sizeof *w);
     w->data = t;
     w->format = g3__tensor_format(t);
@@ -5309,17 +5317,24 @@ static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loa
     return m->shards.n * sizeof(char *) + chunks * sizeof(g3__chunk) + (uint64_t)m->weights.n * sizeof(g3__place);
 }
 
-// Scales that were too many to look at before: a NaN or an infinity in them is an error, as in the small ones.
+static bool g3__load_finite(const g3_model *m, const g3__tensor *t, const char *at, g3_error *err)
+{
+    for (uint64_t k = 0; t && k < t->count; k++) {
+        float x;
+        memcpy(&x, at + 4 * k, sizeof x);
+        if (!(fabsf(x) <= FLT_MAX)) return g3__st_bad(&m->shards.file[t->file], t->name, "a scale is a NaN or an infinity", err);
+    }
+    return true;
+}
+
+// Now that the tables of scales are here, a NaN or an infinity in them is an error.
 static bool g3__load_check(const g3_model *m, const g3__place *place, g3_error *err)
 {
     for (int i = 0; i < m->weights.n; i++) {
         const g3__weight *w = &m->weights.w[i];
-        if (!w->absmax || w->nested_blocksize) continue;
-        for (uint64_t k = 0; k < w->absmax->count; k++) {
-            float x;
-            memcpy(&x, place[i].absmax + 4 * k, sizeof x);
-            if (!(fabsf(x) <= FLT_MAX)) return g3__st_bad(&m->shards.file[w->absmax->file], w->absmax->name, "a block scale is a NaN or an infinity", err);
-        }
+        const g3__tensor *plain = w->nested_blocksize ? NULL : w->absmax;
+        if (!g3__load_finite(m, plain, place[i].absmax, err) || !g3__load_finite(m, w->nested_absmax, place[i].nested_absmax, err)
+            || !g3__load_finite(m, w->nested_map, place[i].nested_map, err)) return false;
     }
     return true;
 }
@@ -5390,6 +5405,7 @@ static void g3__load_tower(g3_model *m, const g3__place *place)
 {
     const g3__weight *w = m->weights.w;
     int head = w[G3__HEAD].data ? G3__HEAD : G3__EMBED;
+    if (w[G3__HEAD].data && m->config.tied) g3__log(m, G3_LOG_WARN, "%s: config.json says tie_word_embeddings, but the files bring a head of their own; that one is used", m->name);
     m->text.layers = m->config.layers;
     m->text.dim = m->config.dim;
     m->text.embed_scale = m->config.embed_scale;
@@ -5404,7 +5420,8 @@ static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *
     bool own = m->heap.a.alloc_fn == g3__default_alloc;
     *arena = NULL;
     if (bytes <= SIZE_MAX) *arena = (char *)(own ? g3__pages_take(NULL, (size_t)bytes, G3__ALIGN) : m->heap.a.alloc_fn(m->heap.a.user, (size_t)bytes, G3__ALIGN));
-    return *arena || g3__fail(err, G3_ERR_MEMORY, "the system gives no %llu bytes for an arena", (unsigned long long)bytes) == G3_OK;
+    return *arena || g3__fail(err, G3_ERR_MEMORY, "%s: %s gives no %llu bytes for an arena; a smaller context, kv int8 or no_vision takes less", m->name,
+                                own ? "the system" : "the allocator", (unsigned long long)bytes) == G3_OK;
 }
 
 static void g3__arena_give(g3_model *m, char *arena, uint64_t bytes)
@@ -6153,6 +6170,7 @@ static bool g3__answer_begin(g3_session *s, const g3_generate_desc *desc)
 {
     g3_generate_desc none = G3__ZERO;
     g3__answer *a = s->answer;
+    s->answering = G3__ANSWER_NONE;                      // what is refused below ends the answer that was being pulled, and leaks nothing into it
     if (!desc) desc = &none;
     if (!s->held) return g3__fail(&s->err, G3_ERR_ARGUMENT, "there is nothing to continue: add a turn or tokens first") == G3_OK;
     if (desc->max_tokens < 0) return g3__fail(&s->err, G3_ERR_ARGUMENT, "max_tokens: %d is not a number of tokens", desc->max_tokens) == G3_OK;
@@ -6639,7 +6657,8 @@ static void g3__cpu_decode_4bit(const g3__bits *w, const float *pairs, uint64_t 
 {
     const uint8_t *code = (const uint8_t *)w->data + first / 2;
     if ((first | (uint64_t)n) & 1) { g3__decode(w, first, (uint64_t)n, dst); return; }
-    for (int i = 0; i < n; i += 2) memcpy(dst + i, pairs + 2 * code[i / 2], 2 * sizeof *dst);
+    const size_t count = (size_t)n / 2;
+    for (size_t i = 0; i < count; i++) memcpy(dst + 2 * i, pairs + 2 * (size_t)code[i], 2 * sizeof *dst);
     for (int i = 0; i < n;) {
         const uint64_t block = (first + (uint64_t)i) / w->blocksize, left = (block + 1) * w->blocksize - first - (uint64_t)i;
         const int stop = left < (uint64_t)(n - i) ? i + (int)left : n;
@@ -7048,9 +7067,10 @@ static G3__UNUSED int g3__cpu_attention_row(g3__run *r, float *weight, const flo
 
 // ---- gelu, and the vision tower's pooling
 
-static float g3__cpu_gelu1(float x)    // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+// 0.5 x (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2/pi) (x + 0.044715 x^3): one exponential is cheaper than a tanh.
+static float g3__cpu_gelu1(float x)
 {
-    return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
+    return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x)));
 }
 
 static void g3__cpu_geglu_units(const g3__job *j, int first, int end, int piece)          // units: (row, 16 columns)
@@ -7236,6 +7256,7 @@ static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of 
     if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
     m->op = &g3__cpu_ops;
+    if (m->desc.screened_head) g3__log(m, G3_LOG_INFO, "screened_head: this build reads the whole head, with the same results");
     if (!g3__load_all(m, err)) return false;
     g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, g3__clock() - start, g3__pool_width(&m->pool));
     return true;

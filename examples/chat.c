@@ -73,7 +73,7 @@ typedef struct settings {
 
 typedef enum flag_id {
     F_MODEL, F_PROMPT, F_FILE, F_SYSTEM, F_PREDICT, F_CONTEXT, F_BATCH, F_THREADS, F_TEMP, F_TOP_K, F_TOP_P, F_MIN_P, F_PENALTY, F_SEED, F_STOP,
-    F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_PRECISE, F_SCREENED, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
+    F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_PRECISE, F_SCREENED, F_NO_VISION, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
 } flag_id;
 
 typedef struct flag { flag_id id; const char *names, *value, *help; } flag;   // value: NULL none, [..] may be left out
@@ -101,6 +101,7 @@ static const flag flags[] = {
     { F_DEVICES,  "--list-devices",               NULL,      "say what --device can be, and leave" },
     { F_PRECISE,  "--precise",                    NULL,      "float32 activations everywhere: slower, closest to the reference" },
     { F_SCREENED, "--screened-head",              "WHEN",    "on, off or auto: find the likeliest tokens with an 8-bit copy of the head first" },
+    { F_NO_VISION, "--no-vision --no-mmproj",     NULL,      "leave the vision tower out of memory: this version reads text only" },
     { F_MEMORY,   "--memory-limit",               "SIZE",    "take no more than this, as in 24G (what is free)" },
     { F_PLAN,     "--plan",                       NULL,      "print what would be taken, to the byte, and leave" },
     { F_COLOR,    "-co --color",                  "[WHEN]",  "on, off or auto (on a terminal, unless NO_COLOR is set)" },
@@ -302,6 +303,7 @@ static bool set_flag(settings *o, const flag *f, const char *name, const char *v
         puts("auto\ncpu\ncuda[:N]    an NVIDIA card, where the build brings that backend");
         exit(0);
     case F_PRECISE: o->open.precise = true; return true;
+    case F_NO_VISION: o->open.no_vision = true; return true;
     case F_SCREENED: return set_switch(name, v, false, &o->open.screened_head);
     case F_MEMORY:  o->open.memory_limit = parse_bytes(v); return o->open.memory_limit || usage("%s: \"%s\" is not a size such as 24G or 500M", name, v);
     case F_PLAN:    o->plan = true; return true;

@@ -57,12 +57,14 @@ static const char *bar(uint64_t part, uint64_t whole)
 
 static void heading(const options *o, const char *text) { printf("\n%s%s%s\n", o->color ? "\033[1m" : "", text, o->color ? "\033[0m" : ""); }
 
-static const char *tail(const char *name, int width)          // the end of a long name, which tells more than its beginning
+// The end of a long name, which tells more than its beginning. Names come from files: what would steer a terminal is shown as '?'.
+static const char *tail(const char *name, int width)
 {
     static char text[256];
-    int n = (int)strlen(name);
-    if (n <= width) return name;
-    snprintf(text, sizeof text, "\xE2\x80\xA6%s", name + n - width + 1);
+    int n = (int)strlen(name), from = n <= width ? 0 : n - width + 1;
+    snprintf(text, sizeof text, "%s%s", from ? "\xE2\x80\xA6" : "", name + from);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     return text;
 }
 

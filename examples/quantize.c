@@ -882,7 +882,7 @@ static bool open_checked(quantize_job *q, const char *dir, g3__shards *s)
         && g3__file_text(&s->src, "config.json", G3__HEADER_LIMIT, &q->zone, &text, &size, q->err)
         && g3__config_read(&config, text, size, &q->zone, q->err)
         && g3__shards_open(s, &q->zone, &q->zone, q->err)
-        && g3__weights_bind(&weights, &config, s, false, &q->zone, q->err);
+        && g3__weights_bind(&weights, &config, s, false, true, &q->zone, q->err);
     q->tied = ok && config.tied;
     if (!ok) g3__shards_close(s);
     return ok;

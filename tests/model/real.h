@@ -9,7 +9,7 @@
 static const char dense_270m[] = "build/gemma-3-270m", nf4_270m[] = "build/gemma-3-270m-nf4";
 enum { REAL_VOCAB = 262144, REAL_DIM = 640, REAL_LAYERS = 18, REAL_PASSAGE = 1987 };
 
-#define NEED(model) do { if (!is_there(model)) SKIP("no " #model ": `make model` fetches it"); } while (0)
+#define NEED(model) do { if (!is_there(model)) SKIP("the real 270M is not here: `make model` makes it"); } while (0)
 
 static bool is_there(const char *dir)
 {

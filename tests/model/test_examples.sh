@@ -17,7 +17,8 @@ run build/hello "$m" < /dev/null
 is "hello leaves at the end of its input" ends 0
 is "  after one prompt" has "$out" "> "
 run sh -c 'build/hello "$1" <&-' sh "$m"
-is "hello with a closed stdin is no crash" [ "$rc" -le 1 ]
+is "hello with a closed stdin leaves, too" ends 0
+is "  and reads no file of the model in its place" [ "$(count "$out" "> ")" -eq 1 ]
 printf 'hello\nhello again\n' > "$tmp/in"
 run build/hello "$tmp/nowhere" < "$tmp/in"
 is "hello names the directory that is not there" has "$err" "$tmp/nowhere"
@@ -213,6 +214,7 @@ END
 ? > 
 > /help
 ? /undo
+? > 
 ^D
 .
 END

@@ -792,6 +792,65 @@ static int pulling_gives_what_the_callback_gets(void)
     return 0;
 }
 
+// What a refused call brought along must not leak into the answer that is being pulled.
+static int a_refused_description_leaves_a_running_answer_alone(void)
+{
+    const char *bad_stops[] = {"x", ""};
+    for (int what = 0; what < 4; what++) {
+        g3_error err;
+        heard h = G3__ZERO;
+        g3_token t;
+        g3_session *s = prompted(model, 10, 64), *f = prompted(model, 10, 64);
+        g3_generate_desc d = ask(&h, 20, false), bad = G3__ZERO;
+        d.ignore_stop_ids = true;
+        d.sampler.temperature = 2;
+        CHECK(g3_generate(f, &d, &err) == 20);
+        bad.sampler.seed = 1234;
+        bad.sampler.top_k = 1;
+        if (what == 0) bad.sampler.temperature = -1;
+        if (what == 1) bad.sampler.top_p = 2;
+        if (what == 2) { bad.stops = bad_stops; bad.n_stops = 2; }
+        if (what == 3) bad.max_tokens = -1;
+        for (int i = 0; i < 20; i++) {
+            if (i % 4 == 1) CHECK(g3_generate(s, &bad, &err) == G3_ERR_ARGUMENT && g3_session_tokens(s, NULL, 0) == 10 + i);
+            CHECK(g3_next(s, &d, &t, &err) == 1 && t.id == h.id[i]);
+        }
+        g3_session_close(s);
+        g3_session_close(f);
+    }
+    return 0;
+}
+
+static int a_token_too_long_to_show_is_an_error(void)
+{
+    g3_error err;
+    heard h;
+    script say;
+    box b;
+    static const int want[2] = {CH('a'), 130};
+    CHECK(tiny_box(&b, "t1-f32-text"));
+    box_file *f = box_find(&b, "tokenizer.json");
+    char *text = (char *)calloc(1, f->size + 6000), *at;
+    memcpy(text, f->data, f->size);
+    at = strstr(text, "w130\"");
+    CHECK(at);
+    memmove(at + 5000, at, strlen(at) + 1);
+    memset(at, 'w', 5000);
+    box_text(&b, "tokenizer.json", text);
+    free(text);
+    g3_model *m = tiny_open(&b, 1);
+    g3_session *s = m ? prompted(m, 10, 64) : NULL;
+    CHECK(s);
+    g3_generate_desc d = told(&h, &say, want, 2);
+    CHECK(g3_generate(s, &d, &err) == G3_ERR_FORMAT && strstr(err.text, "130") && h.n == 1);
+    d = told(&h, &say, want, 1);                         // and the session goes on
+    CHECK(g3_generate(s, &d, &err) == 1 && !strcmp(h.text, "a"));
+    g3_session_close(s);
+    g3_model_close(m);
+    box_free(&b);
+    return 0;
+}
+
 static int a_model_without_a_tokenizer_answers_in_ids(void)
 {
     g3_error err;
@@ -841,6 +900,8 @@ int main(void)
     RUN(characters_come_whole);
     RUN(streams_of_random_ids_are_the_whole_text);
     RUN(pulling_gives_what_the_callback_gets);
+    RUN(a_refused_description_leaves_a_running_answer_alone);
+    RUN(a_token_too_long_to_show_is_an_error);
     RUN(a_model_without_a_tokenizer_answers_in_ids);
     g3_model_close(model);
     box_free(&files);

@@ -17,7 +17,8 @@ tr ' ' '\n' < "$out" | sed -n 2,257p > "$tmp/ids"
 run build/tokenize -m $dense --ids --ids-only < "$tmp/ids"
 head -c "$(($(wc -c < "$out") - 1))" "$out" > "$tmp/start"
 head -c "$(wc -c < "$tmp/start")" "$golden/text/passage.txt" > "$tmp/a"
-is "  and back: 256 ids are the passage's beginning" same "$tmp/a" "$tmp/start"
+is "  and back: 256 ids are bytes" [ "$(wc -c < "$tmp/start")" -gt 256 ]
+is "  namely the passage's beginning" same "$tmp/a" "$tmp/start"
 
 # ---- score: passage_nll.mean_nll_by_256[0] of mode f32_scalebf is 3.53842
 

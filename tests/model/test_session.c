@@ -51,6 +51,10 @@ static int a_zero_description_takes_the_defaults(void)
     CHECK(g3_add_tokens(a, ids, 20, &err) == G3_OK && g3_add_tokens(c, ids, 20, &err) == G3_OK && same_logits(a, c));
     CHECK(!g3_logits_at(a, 1, &err) && err.code == G3_ERR_ARGUMENT);                     // one row is kept
     g3_session_close(a); g3_session_close(b); g3_session_close(c);
+    zero.context = -1;                                   // no limit, and little is needed: as much as the model was made for
+    a = g3_session_open(model, &zero, &err);
+    CHECK(a && g3_session_stats(a).context == 512);
+    g3_session_close(a);
     return 0;
 }
 
@@ -176,6 +180,17 @@ static int a_full_context_gives_its_last_token_and_then_says_so(void)
     return 0;
 }
 
+static int a_context_of_one_token_is_enough_for_logits(void)
+{
+    g3_error err;
+    g3_session *s = tiny_session(model, 1, 0), *f = fresh(ids, 1, 64, 8);
+    CHECK(s && g3_session_stats(s).context == 1 && g3_add_tokens(s, ids, 2, &err) == G3_ERR_CONTEXT && g3_add_tokens(s, ids, 1, &err) == G3_OK && same_logits(s, f));
+    CHECK(g3_generate(s, NULL, &err) == G3_ERR_CONTEXT && g3_session_rewind(s, 0, &err) == 0 && g3_add_tokens(s, ids, 1, &err) == G3_OK && same_logits(s, f));
+    g3_session_close(s);
+    g3_session_close(f);
+    return 0;
+}
+
 // ---- going back
 
 // https://github.com/ollama/ollama/issues/11365 https://github.com/ml-explore/mlx-lm/issues/980 https://github.com/raullenchai/Rapid-MLX/pull/2064
@@ -213,6 +228,25 @@ static int rings_that_have_not_moved_on_lose_nothing(void)
             if (pos < kind[i].context - 3) CHECK(continues_as_fresh(s, ids, pos + 3, 3, kind[i].context, kind[i].batch));
             g3_session_close(s);
         }
+    return 0;
+}
+
+static int a_model_without_sliding_layers_loses_nothing(void)
+{
+    g3_error err;
+    ck c;
+    box b;
+    CHECK(ck_load(&c, tiny_path("t1-f32-text")) && ck_config(&c, "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 1"));
+    ck_build(&c, &b);
+    g3_model *m = tiny_open(&b, 1);
+    g3_session *s = m ? tiny_session(m, 100, 4) : NULL, *f = m ? tiny_session(m, 100, 4) : NULL;
+    CHECK(s && f && g3_add_tokens(s, ids, 60, &err) == G3_OK && g3_add_tokens(f, ids, 7, &err) == G3_OK && g3_add_tokens(f, ids + 90, 9, &err) == G3_OK);
+    CHECK(g3_session_rewind(s, 7, &err) == 7 && g3_add_tokens(s, ids + 90, 9, &err) == G3_OK && same_logits(s, f));
+    g3_session_close(s);
+    g3_session_close(f);
+    g3_model_close(m);
+    box_free(&b);
+    ck_free(&c);
     return 0;
 }
 
@@ -661,8 +695,10 @@ int main(void)
     RUN(a_prompt_longer_than_the_context_adds_nothing_and_names_both_numbers);
     RUN(ids_out_of_range_are_named_and_add_nothing);
     RUN(a_full_context_gives_its_last_token_and_then_says_so);
+    RUN(a_context_of_one_token_is_enough_for_logits);
     RUN(going_back_is_exact_within_the_slack_and_refused_beyond);
     RUN(rings_that_have_not_moved_on_lose_nothing);
+    RUN(a_model_without_sliding_layers_loses_nothing);
     RUN(going_back_further_than_there_is_reaches_what_there_is);
     RUN(retries_never_see_what_an_earlier_try_left_behind);
     RUN(logits_are_gone_after_going_back);

@@ -229,6 +229,89 @@ static int the_last_of_many_threads_frees_the_model(void)
     return 0;
 }
 
+// ---- on which thread hooks run
+
+typedef struct home { pthread_t me; int calls, strange, reading, most; } home;
+
+static int at_home(home *h)
+{
+    __atomic_fetch_add(&h->calls, 1, __ATOMIC_RELAXED);
+    if (!pthread_equal(h->me, pthread_self())) __atomic_fetch_add(&h->strange, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static int home_token(void *user, const g3_token *t) { (void)t; return at_home((home *)user); }
+static int home_logits(void *user, float *z, int n) { (void)z; (void)n; return at_home((home *)user); }
+static int home_probe(void *user, const g3_view *v) { (void)v; return at_home((home *)user); }
+static int home_progress(void *user, const char *stage, uint64_t done, uint64_t total) { (void)stage; (void)done; (void)total; return at_home((home *)user); }
+static void home_log(void *user, g3_level level, const char *text) { (void)level; (void)text; at_home((home *)user); }
+
+static int hooks_run_on_the_callers_thread(void)
+{
+    g3_error err;
+    home h = G3__ZERO;
+    g3_model_desc d = tiny_desc(&files, 3);
+    g3_session_desc sd = G3__ZERO;
+    g3_turn t = G3__ZERO;
+    h.me = pthread_self();
+    d.progress.progress_fn = home_progress; d.progress.user = &h;
+    d.logger.log_fn = home_log; d.logger.user = &h;
+    sd.context = 100; sd.batch = 16;
+    sd.progress = d.progress;
+    sd.probe.probe_fn = home_probe; sd.probe.user = &h; sd.probe.points = 63;
+    t.text = "Hi";
+    t.generate.token_fn = home_token; t.generate.user = &h;
+    t.generate.sampler.logits_fn = home_logits; t.generate.sampler.user = &h;
+    t.generate.max_tokens = 5;
+    g3_model *m = g3_model_open(&d, &err);
+    g3_session *s = m ? g3_session_open(m, &sd, &err) : NULL;
+    CHECK(s && g3_chat(s, &t, &err) >= 0 && h.calls > 100 && !h.strange);
+    g3_session_close(s);
+    g3_model_close(m);
+    return 0;
+}
+
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+static home readers;
+
+static int slow_read(void *user, void *file, uint64_t offset, void *dst, size_t size)
+{
+    box_file *f = (box_file *)file;
+    (void)user;
+    pthread_mutex_lock(&counting);
+    readers.calls++;
+    if (++readers.reading > readers.most) readers.most = readers.reading;
+    if (!pthread_equal(readers.me, pthread_self())) readers.strange++;
+    pthread_mutex_unlock(&counting);
+    usleep(300);
+    memcpy(dst, f->data + offset, size);
+    pthread_mutex_lock(&counting);
+    readers.reading--;
+    pthread_mutex_unlock(&counting);
+    return 0;
+}
+
+static int reads_in_flight_are_at_most_as_many_as_allowed(void)
+{
+    box b;
+    CHECK(box_load(&b, golden("bnb/models/text-nf4-mixed-3shards")));
+    for (int width = 0; width <= 4; width += 2) {
+        g3_error err;
+        g3_model_desc d = tiny_desc(&b, 3);
+        memset(&readers, 0, sizeof readers);
+        readers.me = pthread_self();
+        d.files.read_fn = slow_read;
+        d.files.width = width;
+        g3_model *m = g3_model_open(&d, &err);
+        CHECK(m && readers.calls > 20 && readers.most <= (width ? width : 1));
+        if (width < 2) CHECK(!readers.strange);          // then read_fn need not know of threads
+        else CHECK(readers.most > 1);
+        g3_model_close(m);
+    }
+    box_free(&b);
+    return 0;
+}
+
 // ---- cancelling
 
 typedef struct runner { g3_session *s; int started, done, result; g3_finish finish; heard h; } runner;
@@ -300,6 +383,8 @@ int main(void)
     RUN(any_number_of_threads_gives_the_same_bits_in_every_mode);
     RUN(sessions_open_and_close_while_others_run);
     RUN(the_last_of_many_threads_frees_the_model);
+    RUN(hooks_run_on_the_callers_thread);
+    RUN(reads_in_flight_are_at_most_as_many_as_allowed);
     RUN(another_thread_cancels_the_running_call_and_no_other);
     box_free(&files);
     return test_done();

@@ -107,6 +107,42 @@ static int rings_that_wrap_many_times_are_the_uncached_model(void)
     return 0;
 }
 
+// https://github.com/tenstorrent/tt-metal/issues/31471 https://github.com/InternLM/lmdeploy/pull/3772
+static int the_window_is_the_configs_even_the_smallest(void)
+{
+    static const int windows[] = {1, 2, 3, 5, 33, 200};
+    enum { N = 60 };
+    t1.noise = G3_KV_DEFAULT;
+    for (int w = 0; w < G3__COUNT(windows); w++) {
+        ck c;
+        box b;
+        char text[40];
+        snprintf(text, sizeof text, "\"sliding_window\": %d", windows[w]);
+        CHECK(ck_load(&c, tiny_path("t1-f32-text")) && ck_config(&c, "\"sliding_window\": 8", text));
+        ck_build(&c, &b);
+        g3_model *m = tiny_open(&b, 1);
+        CHECK(m && g3_model_get_info(m).window == windows[w]);
+        t1.window = windows[w];
+        ref_logits(&t1, long_ids, N, exact);
+        for (int batch = 1; batch <= 40; batch *= 3) {
+            g3_error err;
+            g3_session *s = open_session(m, 64, batch, G3_KV_F32, 1, &err);
+            CHECK(s);
+            for (int i = 0, n; i < N; i += n) {
+                n = N - i < batch + 2 ? N - i : batch + 2;                   // a whole step and a bit
+                CHECK(g3_add_tokens(s, long_ids + i, n, &err) == G3_OK);
+                CHECK(distance(g3_logits(s, &err), exact + (size_t)(i + n - 1) * TINY_VOCAB, TINY_VOCAB) <= 2e-4);
+            }
+            g3_session_close(s);
+        }
+        g3_model_close(m);
+        box_free(&b);
+        ck_free(&c);
+    }
+    t1.window = 8;
+    return 0;
+}
+
 // ---- one sliding layer alone: position q sees the embeddings of q - W + 1 to q, and nothing else exists
 
 typedef struct shout { int pos, seen; } shout;           // the embedding at `pos` becomes huge
@@ -233,6 +269,7 @@ int main(void)
     some_ids(long_ids, LONG, 3);
     RUN(prompts_around_the_window_are_the_references_for_every_chunk);
     RUN(rings_that_wrap_many_times_are_the_uncached_model);
+    RUN(the_window_is_the_configs_even_the_smallest);
     RUN(a_huge_value_outside_the_window_has_no_influence);
     RUN(every_cache_format_costs_its_own_precision_and_no_more);
     RUN(cache_formats_give_the_same_bits_for_every_chunk);

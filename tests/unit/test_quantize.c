@@ -371,7 +371,7 @@ static int check_checkpoint(const char *source, const char *target, int quantise
     CHECK(g3__source_init(&s.src, target, NULL, &last) && g3__file_text(&s.src, "config.json", 1 << 20, &q.zone, &text, &size, &last));
     CHECK(strstr(text, "\"quant_method\": \"bitsandbytes\"") && strstr(text, "\"bnb_4bit_use_double_quant\": true"));
     CHECK(g3__config_read(&config, text, size, &q.zone, &last) && g3__shards_open(&s, &q.zone, &q.zone, &last));
-    CHECK(g3__weights_bind(&w, &config, &s, false, &q.zone, &last));
+    CHECK(g3__weights_bind(&w, &config, &s, false, true, &q.zone, &last));
     CHECK(set_open(&in, source) && set_open(&out, target));
     for (int i = 0; i < w.n; i++) {
         char name[300];
