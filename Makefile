@@ -13,6 +13,7 @@ LDLIBS   ?= -lm -lpthread -ldl
 
 ASAN = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 TSAN = -O1 -g -fsanitize=thread
+MSAN = -O1 -g -fsanitize=memory -fno-omit-frame-pointer
 
 export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
@@ -27,7 +28,9 @@ THREADS := $(wildcard $(addprefix tests/,unit/test_platform.c model/test_threads
 QUICK   := $(patsubst tests/%.c,build/%,$(call quick,$(SOURCES))) $(call quick,$(SCRIPTS)) tests/compile/matrix.sh
 REAL    := $(patsubst tests/%.c,build/%,$(call real,$(SOURCES))) $(call real,$(SCRIPTS))
 BENCH   := $(patsubst tests/%.c,build/%,$(wildcard tests/*/bench_*.c))
-SAN     := $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) $(patsubst tests/%.c,build/tsan/%,$(THREADS))
+SAN      = $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) build/asan/model/test_real_short $(patsubst tests/%.c,build/tsan/%,$(THREADS)) $(if $(HAS_MSAN),$(patsubst tests/%.c,build/msan/%,$(MEMORY)))
+MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c
+HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
 EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
@@ -84,7 +87,7 @@ embed:
 matrix:
 	@sh tests/run.sh matrix tests/compile/matrix.sh
 
-## sanitize: the tests that need no weights under the address and undefined behaviour sanitizers, those with threads under TSan
+## sanitize: the tests that need no weights, and a few tokens of the 270M if it is here, under ASan and UBSan; threads under TSan, whole models under MSan
 sanitize:
 	@sh tests/tools/need.sh gcc libc6-dev xz-utils
 	@$(MAKE) $(PARALLEL) $(FIXTURES)
@@ -152,6 +155,9 @@ build/asan/%: tests/%.c
 build/tsan/%: tests/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) $(TSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/msan/%: tests/%.c
+	@mkdir -p $(@D)
+	clang -std=c99 -Wno-unused-function $(MSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/golden/%.ok: tests/golden/%.tar.xz
 	@rm -rf build/golden/$* && mkdir -p build/golden/$*
 	xz -dc $< | tar -xf - -C build/golden/$*
