@@ -847,7 +847,7 @@ static void g3__pool_for(g3__pool *p, int n, void (*body)(void *ctx, int i), voi
 
 // ---- what the machine has
 
-#ifndef GEMMA3_NO_STDIO
+#if !defined(GEMMA3_NO_STDIO) && !defined(_WIN32) && !defined(__APPLE__)
 static size_t g3__small_file(const char *path, char *text, size_t size)          // bytes read, a NUL after them; 0: none
 {
     FILE *f = fopen(path, "rb");

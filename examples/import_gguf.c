@@ -238,7 +238,7 @@ static g3__str take_string(gguf *g, uint64_t limit, const char *what)
 
 // ---- keys
 
-enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64, VALUE_TYPES };
+enum { U8, I8, U16, I16, U32, I32, F32, FLAG, STRING, ARRAY, U64, I64, F64, VALUE_TYPES };
 
 static const unsigned char value_size[VALUE_TYPES] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };      // 0: it says its own
 
@@ -273,7 +273,7 @@ static void read_key(gguf *g, gguf_key *k)
     else if (k->type < VALUE_TYPES) {
         take(g, b, value_size[k->type]);
         k->bits = le64(b);
-        if (k->type == BOOL && k->bits > 1) bad(g, "key '%.*s' is neither true nor false", G3__S(k->name));
+        if (k->type == FLAG && k->bits > 1) bad(g, "key '%.*s' is neither true nor false", G3__S(k->name));
     }
     else bad(g, "key '%.*s' has the unknown type %u", G3__S(k->name), k->type);
 }
@@ -546,7 +546,7 @@ static bool find_outputs(gguf *g, model *m, output **list, size_t *n)
 
 // ---- the vocabulary
 
-enum { NORMAL = 1, UNKNOWN, CONTROL, USER, UNUSED, BYTE };       // types of pieces
+enum { NORMAL = 1, UNKNOWN, CONTROL, USER, UNUSED, BYTE_PIECE };       // types of pieces
 
 typedef struct piece { g3__str text; float score; uint32_t type; } piece;
 
@@ -614,7 +614,7 @@ static bool read_piece_types(gguf *g, vocabulary *v)             // and the scor
     seek(g, types->at);
     for (uint32_t i = 0; i < v->n && fine(g); i++) {
         v->pieces[i].type = take_u32(g);
-        if (v->pieces[i].type < NORMAL || v->pieces[i].type > BYTE) return bad(g, "piece %u has the unknown type %u", i, v->pieces[i].type);
+        if (v->pieces[i].type < NORMAL || v->pieces[i].type > BYTE_PIECE) return bad(g, "piece %u has the unknown type %u", i, v->pieces[i].type);
         if (v->pieces[i].type != NORMAL) v->pieces[i].score = 0;   // their -1000 is not meant for merging
         if (v->pieces[i].type == USER) v->pieces[i].text = with_marks(g, v->pieces[i].text);
     }

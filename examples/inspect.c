@@ -193,12 +193,12 @@ static void show_choices(const options *o, int context)
     printf("  %-6s %*s %*s  largest context\n", "--kv", wide, "cache", wide, "in all");
     for (int i = 0; i < 4; i++) {
         g3_plan p;
-        char far[32];
+        char reach[32];
         if (!make_plan(o, kinds[i], context, &p)) return;
-        if (!p.available) snprintf(far, sizeof far, "?");
-        else if (p.max_context) snprintf(far, sizeof far, "%d", p.max_context);
-        else snprintf(far, sizeof far, "none");
-        printf("  %-6s %*s %*s %16s  %s\n", kv_names[kinds[i]], wide, size_text(o, p.kv), wide, size_text(o, p.total), far, !p.available ? "" : p.fits ? "fits" : "too much");
+        if (!p.available) snprintf(reach, sizeof reach, "?");
+        else if (p.max_context) snprintf(reach, sizeof reach, "%d", p.max_context);
+        else snprintf(reach, sizeof reach, "none");
+        printf("  %-6s %*s %*s %16s  %s\n", kv_names[kinds[i]], wide, size_text(o, p.kv), wide, size_text(o, p.total), reach, !p.available ? "" : p.fits ? "fits" : "too much");
     }
 }
 

@@ -52,6 +52,9 @@ cases() {
             echo names impl.cc $cpp c++ c++11
         fi
     done
+    for c in musl-gcc x86_64-w64-mingw32-gcc; do                 # another C library, another system: only where somebody has installed them
+        if command -v $c >/dev/null 2>&1; then for f in impl no_all; do echo fast $f $c c c99; done; fi
+    done
     if command -v gcc >/dev/null 2>&1; then
         for f in no_cuda no_threads no_stdio no_all; do echo names $f gcc c c99; done
     fi

@@ -94,7 +94,7 @@ enum { FIRST = 268, PIECES = FIRST + G3__COUNT(learned) };
 static const char *piece_text(const recipe *r, unsigned i, unsigned *type, char *buffer)
 {
     static const char *const head[] = { "<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n", "  ", "   " };
-    *type = i < 8 ? (i == 5 ? USER : CONTROL) : i < 12 ? USER : i < FIRST ? BYTE : NORMAL;
+    *type = i < 8 ? (i == 5 ? USER : CONTROL) : i < 12 ? USER : i < FIRST ? BYTE_PIECE : NORMAL;
     if (i >= PIECES) {                                           // only with "padded"
         *type = i == PIECES ? CONTROL : UNUSED;
         snprintf(buffer, 32, "[PAD%u]", i);
@@ -166,8 +166,8 @@ static void put_keys(maker *m)
     if (odd(r, "endless array")) key_list(m, "some.list", U64, 1ull << 61);
     if (odd(r, "endless string")) { key(m, "some.text", STRING); put_number(&m->keys, ~0ull, 8); }
     if (odd(r, "unknown value")) { key(m, "some.value", 13); put_number(&m->keys, 0, 8); }
-    if (odd(r, "half true")) { key(m, "some.flag", BOOL); put_number(&m->keys, 2, 1); }
-    if (odd(r, "long key")) { m->n_keys++; put_number(&m->keys, 70000, 8); put(&m->keys, NULL, 70000); put_number(&m->keys, BOOL, 4); put_number(&m->keys, 1, 1); }
+    if (odd(r, "half true")) { key(m, "some.flag", FLAG); put_number(&m->keys, 2, 1); }
+    if (odd(r, "long key")) { m->n_keys++; put_number(&m->keys, 70000, 8); put(&m->keys, NULL, 70000); put_number(&m->keys, FLAG, 4); put_number(&m->keys, 1, 1); }
     if (odd(r, "all types"))
         for (unsigned t = 0; t < VALUE_TYPES; t++) {
             char name[32];
