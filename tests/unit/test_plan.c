@@ -436,56 +436,6 @@ static int what_is_taken_is_what_was_planned(void)
     return 0;
 }
 
-// ---- control groups: a container's limit counts, not the host's memory
-
-#ifdef __linux__
-static void group_file(const char *root, const char *path, const char *text)
-{
-    char full[400];
-    snprintf(full, sizeof full, "%s/%s", root, path);
-    FILE *f = fopen(full, "w");
-    if (f) { fputs(text, f); fclose(f); }
-}
-
-static void group_dir(const char *root, const char *path)
-{
-    char full[400];
-    snprintf(full, sizeof full, "%s/%s", root, path);
-    mkdir(full, 0700);
-}
-
-// https://github.com/ollama/ollama/issues/9908
-static int the_tightest_control_group_counts(void)
-{
-    const char *root = temp_dir();
-    group_dir(root, "a");
-    group_dir(root, "a/b");
-    group_file(root, "a/memory.max", "8589934592\n");
-    group_file(root, "a/memory.current", "1073741824\n");
-    group_file(root, "a/memory.stat", "anon 5\nfile 536870912\nfile_mapped 99\n");
-    group_file(root, "a/b/memory.max", "max\n");
-    group_file(root, "a/b/memory.current", "1000\n");
-    CHECK(g3__cgroup_free(root, "0::/a/b\n") == 8589934592u - 1073741824u + 536870912u);     // the parent's limit, file cache not counted
-    group_file(root, "a/b/memory.max", "1000000\n");
-    CHECK(g3__cgroup_free(root, "0::/a/b\n") == 999000);
-    group_file(root, "a/b/memory.max", "500\n");
-    CHECK(g3__cgroup_free(root, "0::/a/b\n") == 0);                                          // over its limit
-    CHECK(g3__cgroup_free(root, "0::/elsewhere\n") == UINT64_MAX && g3__cgroup_free(root, "") == UINT64_MAX && g3__cgroup_free(root, "nonsense") == UINT64_MAX);
-    group_dir(root, "memory");
-    group_dir(root, "memory/c");
-    group_file(root, "memory/memory.limit_in_bytes", "9223372036854771712\n");
-    group_file(root, "memory/memory.usage_in_bytes", "5000000\n");
-    group_file(root, "memory/c/memory.limit_in_bytes", "4000000\n");
-    group_file(root, "memory/c/memory.usage_in_bytes", "1000000\n");
-    group_file(root, "memory/c/memory.stat", "cache 7\ntotal_cache 250000\n");
-    CHECK(g3__cgroup_free(root, "12:cpu,cpuacct:/c\n5:memory:/c\n1:name=systemd:/c\n") == 3250000);   // version 1
-    temp_remove(root);
-    return 0;
-}
-#else
-static int the_tightest_control_group_counts(void) { SKIP("control groups are Linux's"); }
-#endif
-
 int main(void)
 {
     for (int i = 0; i < 5; i++) {
@@ -510,7 +460,6 @@ int main(void)
     RUN(opening_beyond_the_limit_fails_before_reading);
     RUN(bad_session_settings_are_argument_errors);
     RUN(what_is_taken_is_what_was_planned);
-    RUN(the_tightest_control_group_counts);
     for (int i = 0; i < 5; i++) { temp_remove(where[i]); sparse_free(&made[i]); }
     (void)box_hash;
     return test_done();

@@ -129,6 +129,7 @@ static int put(const char *dir, const char *name, const char *text)
     return fclose(f) == 0;
 }
 
+// https://github.com/ollama/ollama/issues/9908
 // Version 2: limit less use, the file cache not counted, and the tightest group on the way up counts.
 static int the_tightest_control_group_counts(void)
 {
