@@ -174,7 +174,7 @@ static const char *temp_dir(void)                        // a new one; the calle
 
 static void temp_remove(const char *dir)
 {
-    char command[256];
+    char command[512];
     snprintf(command, sizeof command, "rm -rf '%s'", dir);
     if (strncmp(dir, "/tmp/g3-test-", 13) || system(command)) fprintf(stderr, "%s is left behind\n", dir);
 }
