@@ -192,7 +192,7 @@ is "prompts one token at a time" ends 0
 
 # ---- chat: at a terminal
 
-if command -v python3 >/dev/null 2>&1; then
+if terminal; then
     typed() { cat > "$tmp/script"; run python3 tests/tools/typed.py "$tmp/script" build/chat -m "$m" "$@"; }
     typed -n 20000 -c 32768 --ignore-eos -s 1 <<'END'
 ? > 
@@ -247,7 +247,7 @@ END
 END
     is "Ctrl-C while -p answers ends the program" [ "$rc" -eq 0 -o "$rc" -eq 130 ]
 else
-    skip "chat at a terminal" "no python3"
+    skip "chat at a terminal" "no python3, or no pseudo-terminals here"
 fi
 
 # ---- inspect

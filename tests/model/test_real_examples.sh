@@ -52,7 +52,7 @@ is "two turns of a conversation" ends 0
 is "  with the warning that this model was not made to chat" has "$err" "chat template"
 run build/chat -m $nf4 --plan
 is "chat --plan" has "$out" "total"
-if command -v python3 >/dev/null 2>&1; then
+if terminal; then
     cat > "$tmp/script" <<'END'
 ? > 
 > Once upon a time

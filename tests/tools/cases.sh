@@ -40,6 +40,7 @@ empty()  { [ ! -s "$1" ]; }
 same()   { cmp -s "$1" "$2"; }
 differ() { ! cmp -s "$1" "$2"; }
 ends()   { [ "$rc" -eq "$1" ]; }                          # exit status
+terminal() { python3 -c 'import pty; pty.openpty()' 2> /dev/null; }           # typed.py can make one here
 
 # A tiny model that can be talked to, into an empty directory: the random weights of text/tiny/t1-f32-text, a context of $2 tokens, and a
 # tokenizer of single characters: 5 to 99 printable ASCII, 105 and 106 the turn tokens, 107 the newline, 238 to 493 the bytes, all
