@@ -3593,6 +3593,16 @@ static bool g3__bind_table(g3__binder *b, const g3__tensor *t, const char *what,
 
 enum { G3__CHECK_BYTES = 64 << 10 };
 
+static bool g3__all_finite(const void *floats, uint64_t n)      // n float32, aligned or not
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, (const char *)floats + 4 * i, sizeof x);
+        if (!(fabsf(x) <= FLT_MAX)) return false;
+    }
+    return true;
+}
+
 // Every float32 of a table is finite; read in pieces, so that no table needs memory of its own.
 static bool g3__bind_finite(g3__binder *b, const g3__tensor *t, const char *what)
 {
@@ -3601,11 +3611,9 @@ static bool g3__bind_finite(g3__binder *b, const g3__tensor *t, const char *what
     for (uint64_t at = 0; at < t->bytes; at += sizeof piece) {
         uint64_t n = G3__MIN(t->bytes - at, (uint64_t)sizeof piece);
         if (!g3__tensor_read(b->shards, t, at, piece, n, b->err)) return false;
-        for (uint64_t i = 0; i < n / 4; i++)
-            if (!(fabsf(piece[i]) <= FLT_MAX)) {
-                snprintf(why, sizeof why, "its %s holds a NaN or an infinity", what);
-                return g3__bind_fail(b, G3_ERR_FORMAT, t, why);
-            }
+        if (g3__all_finite(piece, n / 4)) continue;
+        snprintf(why, sizeof why, "its %s holds a NaN or an infinity", what);
+        return g3__bind_fail(b, G3_ERR_FORMAT, t, why);
     }
     return true;
 }
@@ -3925,8 +3933,8 @@ typedef struct g3__kv {                // one layer's cache: position p lies in 
     float *k_scale, *v_scale;          // [kv_heads][rows], fp8 and int8 only
 } g3__kv;
 
-static G3__UNUSED int  g3__kv_size(g3_kv format)   { return format == G3_KV_F32 ? 4 : format == G3_KV_FP8 || format == G3_KV_INT8 ? 1 : 2; }   // bytes of one number
-static G3__UNUSED bool g3__kv_scaled(g3_kv format) { return format == G3_KV_FP8 || format == G3_KV_INT8; }                                     // has a float32 per row and head
+static int  g3__kv_size(g3_kv format)   { return format == G3_KV_F32 ? 4 : format == G3_KV_FP8 || format == G3_KV_INT8 ? 1 : 2; }   // bytes of one number
+static bool g3__kv_scaled(g3_kv format) { return format == G3_KV_FP8 || format == G3_KV_INT8; }                                     // has a float32 per row and head
 
 typedef struct g3__row { int pos, span, seq; } g3__row;   // position; last position it may see (its own, or the end of its image); which sequence's cache
 
@@ -3986,7 +3994,7 @@ static uint64_t g3__work_each(const g3__shape *s)
     return g3__round_up((uint64_t)G3__KEYS * (uint64_t)s->head_dim + queries * (G3__KEYS + 2), G3__ALIGN / sizeof(float));
 }
 
-static G3__UNUSED void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS])
+static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS])
 {
     const uint64_t n = (uint64_t)s->batch, dim = (uint64_t)s->dim, ffn = (uint64_t)s->ffn, head = (uint64_t)s->head_dim, kinds = (uint64_t)s->kinds;
     const uint64_t q = (uint64_t)s->heads, kv = (uint64_t)s->kv_heads;
@@ -5319,12 +5327,7 @@ static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loa
 
 static bool g3__load_finite(const g3_model *m, const g3__tensor *t, const char *at, g3_error *err)
 {
-    for (uint64_t k = 0; t && k < t->count; k++) {
-        float x;
-        memcpy(&x, at + 4 * k, sizeof x);
-        if (!(fabsf(x) <= FLT_MAX)) return g3__st_bad(&m->shards.file[t->file], t->name, "a scale is a NaN or an infinity", err);
-    }
-    return true;
+    return !t || g3__all_finite(at, t->count) || g3__st_bad(&m->shards.file[t->file], t->name, "a scale is a NaN or an infinity", err);
 }
 
 // Now that the tables of scales are here, a NaN or an infinity in them is an error.
@@ -7041,7 +7044,7 @@ static void g3__cpu_attend(g3__run *r, float *y, const float *qkv, const g3__att
 // qkv: the row after rope. Returns cols, which is g3__cpu_attention_cols; the caller has room for heads * cols floats.
 static int g3__cpu_attention_cols(const g3__attn *a, const g3__row *row) { return row->span - g3__cpu_low(a, row) + 1; }
 
-static G3__UNUSED int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first)
+static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first)
 {
     const int low = g3__cpu_low(a, row), cols = g3__cpu_attention_cols(a, row);
     float fp8[256];
@@ -7121,7 +7124,7 @@ static void g3__cpu_pool(g3__run *r, float *y, const float *x, int side, int k, 
     }
 }
 
-static G3__UNUSED const g3__ops g3__cpu_ops = {
+static const g3__ops g3__cpu_ops = {
     "cpu",
     g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
     g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool
