@@ -3,6 +3,7 @@
 #define GEMMA3_IMPLEMENTATION
 #include "gemma3.h"
 #include "../test.h"
+#include "../tools/failing.h"
 
 enum { MOST = 1 << 16 };
 static int ids[MOST], want[MOST];
@@ -553,16 +554,6 @@ static int long_texts_are_encoded_as_if_at_once(void)
     if (!open_real()) SKIP("the small tokenizer agrees; " NO_REAL);
     return check_long(open_real());
 }
-
-typedef struct failing { int left, live; } failing;
-static void *failing_alloc(void *user, size_t size, size_t align)
-{
-    failing *f = (failing *)user;
-    if (f->left-- <= 0) return NULL;
-    f->live++;
-    return g3__default_alloc(NULL, size, align);
-}
-static void failing_free(void *user, void *p, size_t size) { ((failing *)user)->live--; g3__default_free(NULL, p, size); }
 
 static int words_need_no_memory_and_a_failing_allocator_leaks_nothing(void)
 {

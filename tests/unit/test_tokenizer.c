@@ -4,6 +4,7 @@
 #define GEMMA3_IMPLEMENTATION
 #include "gemma3.h"
 #include "../test.h"
+#include "../tools/failing.h"
 
 enum { MOST = 1 << 16 };                                  // ids and bytes that a case may take
 static int ids[MOST], want[MOST];
@@ -929,16 +930,6 @@ static int every_cut_and_every_changed_byte_is_survived(void)
     }
     return 0;
 }
-
-typedef struct failing { int left, live; } failing;
-static void *failing_alloc(void *user, size_t size, size_t align)
-{
-    failing *f = (failing *)user;
-    if (f->left-- <= 0) return NULL;
-    f->live++;
-    return g3__default_alloc(NULL, size, align);
-}
-static void failing_free(void *user, void *p, size_t size) { ((failing *)user)->live--; g3__default_free(NULL, p, size); }
 
 static int loading_survives_an_allocator_that_fails_at_any_call(void)
 {
