@@ -358,14 +358,17 @@ static void on_interrupt(int signal_number)
 #endif
 }
 
-static void catch_interrupts(void)
+// typing: a line being typed is given up. Else what is being written goes on: an answer's text must not be lost to the signal that ends it.
+static void catch_interrupts(bool typing)
 {
 #if defined(_WIN32)
+    (void)typing;
     signal(SIGINT, on_interrupt);
 #else
     struct sigaction a;
     memset(&a, 0, sizeof a);
-    a.sa_handler = on_interrupt;                         // no SA_RESTART: a line being typed is given up
+    a.sa_handler = on_interrupt;
+    a.sa_flags = typing ? 0 : SA_RESTART;
     sigaction(SIGINT, &a, NULL);
 #endif
 }
@@ -676,10 +679,12 @@ static bool answer(chat *c)
     term.interrupted = 0;
     c->answer.n = 0;
     text_add(&c->answer, "", 0);
+    catch_interrupts(false);
     int made = write_answer(c, &err);
     clear_bar();
     if (c->answer.n && c->answer.p[c->answer.n - 1] != '\n') putchar('\n');
     fflush(stdout);
+    catch_interrupts(true);
     if (made < 0) {
         if (term.interrupted) note("(stopped)");
         else complain(err.text);
@@ -877,7 +882,7 @@ int main(int argc, char **argv)
     o.generate.token_fn = on_token;
     o.generate.user = &c;
     c.o = &o;
-    catch_interrupts();
+    catch_interrupts(true);
     int status = run(&c, &o);
     term.session = NULL;
     g3_session_close(c.session);
