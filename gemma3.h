@@ -34,8 +34,8 @@
 //     >>sampler      logits to a token             >>plan         every byte, before it is taken
 //     >>load         weights into the arena        >>render       the chat template
 //     >>session      one conversation's timeline   >>chat         answers and turns
-//     >>cpu          the operations in plain C     >>public       the entry points
-//     >>kernels      CUDA source, as text
+//     >>cpu          the operations in plain C     >>simd         and by vector units
+//     >>public       the entry points              >>kernels      CUDA source, as text
 // Licence: MIT or public domain, at your choice; see the end of the file.
 
 #if defined(GEMMA3_IMPLEMENTATION) && !defined(_GNU_SOURCE)
@@ -227,6 +227,7 @@ typedef struct g3_model_desc {
     bool         no_weights;       // tokenizer, config and plan only
     bool         precise;          // float32 activations everywhere: slower, closest to the oracle
     bool         screened_head;    // an int8 copy of the head finds the candidates, exact rows decide: same greedy and top-k
+    const char  *simd;             // for tests and benchmarks: the vector units to use, "avx512", "avx2" or "neon", or "c" for none; NULL: the best here
     uint64_t     memory_limit;     // bytes the model and its sessions may take on the backend; 0: what is free
     const g3_session_desc *session; int sessions;   // what will be opened: must fit too, checked before any weight is read; NULL: one default session
     const char  *kernel_path;      // compile this file instead of the embedded kernels; a .ptx or .cubin is loaded as it is and needs no NVRTC
@@ -1363,6 +1364,7 @@ typedef struct g3__bits {
     uint32_t blocksize, nested_blocksize;
     const void *scale;                 // F8: one number for the whole tensor, of scale_format (G3__F32, G3__BF16 or G3__F16); NULL: 1
     int scale_format;
+    bool tiled;                        // rows lie interleaved, see g3__tiles; then only g3__decode_row and >>simd can read it
 } g3__bits;
 
 // scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset.
@@ -1428,7 +1430,7 @@ static void g3__decode_dense(g3__format format, const uint8_t *p, uint64_t n, fl
 // Elements [first, first + n) of the flat matrix as float32: any range, whatever rows and blocks it cuts.
 static void g3__decode(const g3__bits *w, uint64_t first, uint64_t n, float *dst)
 {
-    GEMMA3_ASSERT(w->format < G3__OTHER);
+    GEMMA3_ASSERT(w->format < G3__OTHER && !w->tiled);
     if (w->format == G3__NF4 || w->format == G3__FP4) { g3__decode_4bit(w, first, n, dst); return; }
     if (n) g3__decode_dense(w->format, (const uint8_t *)w->data + first * (g3__format_bits(w->format) / 8), n, dst);
     if (w->scale) {
@@ -1436,6 +1438,66 @@ static void g3__decode(const g3__bits *w, uint64_t first, uint64_t n, float *dst
         g3__decode_dense((g3__format)w->scale_format, (const uint8_t *)w->scale, 1, &scale);
         for (uint64_t i = 0; i < n; i++) dst[i] *= scale;
     }
+}
+
+// ---- tiles: the layout of >>simd
+//
+// Sixteen rows of a matrix form a tile: dword i of its row r lies at [i][r], so that one load brings the next dword of sixteen rows. A dword
+// is one float32, two bf16 or f16, four fp8, or eight 4-bit codes. The scales of blocks lie the same way, [block][16]. A tile takes
+// exactly the bytes that its rows took, and what does not fit stays as it is stored.
+
+enum { G3__TILE_ROWS = 16, G3__DENSE_BLOCK = 128 };      // rows of a tile; elements summed together where there are no blocks
+
+static bool g3__tiles(g3__format f, int rows, int cols, uint32_t blocksize, uint32_t nested_blocksize)
+{
+    const bool coded = f == G3__NF4 || f == G3__FP4;
+    if (f >= G3__U8 || rows % G3__TILE_ROWS || (uint64_t)cols * g3__format_bits(f) % 32) return false;
+    if (!coded) return true;
+    return (blocksize == 32 || blocksize == 64 || blocksize == G3__DENSE_BLOCK) && (uint32_t)cols % blocksize == 0
+        && !(nested_blocksize & (nested_blocksize - 1)) && (uint64_t)rows * (uint64_t)cols / blocksize < INT_MAX;
+}
+
+// Whole tiles of rows of `row` bytes, as stored, become tiles of units of 1 or 4 bytes.
+static void g3__tile_copy(char *G3__RESTRICT dst, const char *G3__RESTRICT src, size_t size, size_t row, size_t unit)
+{
+    for (size_t at = 0; at < size; at += row * G3__TILE_ROWS, src += row * G3__TILE_ROWS)
+        for (size_t i = 0; i < row; i += unit)
+            for (size_t r = 0; r < G3__TILE_ROWS; r++, dst += unit)
+                if (unit == 4) memcpy(dst, src + r * row + i, 4);
+                else *dst = src[r * row + i];
+}
+
+static float g3__tile_scale(const g3__bits *w, uint64_t row, uint64_t per_row, uint64_t b)       // of block b of a row
+{
+    const uint64_t at = (row / G3__TILE_ROWS * per_row + b) * G3__TILE_ROWS + row % G3__TILE_ROWS;
+    g3__bits one = *w;                                   // a single block, so that the definition does the arithmetic
+    one.absmax = (const char *)w->absmax + at * (w->nested_absmax ? 1 : 4);
+    if (w->nested_absmax) one.nested_absmax += (row * per_row + b) / w->nested_blocksize;
+    return g3__block_scale(&one, 0);
+}
+
+// One row [cols] as float32, however it lies.
+static void g3__decode_row(const g3__bits *w, uint64_t row, uint64_t cols, float *dst)
+{
+    if (!w->tiled) { g3__decode(w, row * cols, cols, dst); return; }
+    enum { G3__DWORDS = 16 };
+    const bool coded = w->format == G3__NF4 || w->format == G3__FP4;
+    const uint64_t per = 32 / g3__format_bits(w->format), dwords = cols / per;
+    const char *p = (const char *)w->data + (row / G3__TILE_ROWS * dwords * G3__TILE_ROWS + row % G3__TILE_ROWS) * 4;
+    for (uint64_t i = 0; i < dwords; i += G3__DWORDS) {
+        char piece[4 * G3__DWORDS];
+        const uint64_t n = G3__MIN(dwords - i, (uint64_t)G3__DWORDS);
+        const float one = 1.0f;
+        g3__bits part = *w;
+        part.tiled = false;
+        part.data = piece;
+        part.absmax = &one;
+        part.nested_absmax = NULL;
+        part.blocksize = G3__DWORDS * 8;
+        for (uint64_t k = 0; k < n; k++) memcpy(piece + 4 * k, p + (i + k) * 4 * G3__TILE_ROWS, 4);
+        g3__decode(&part, 0, n * per, dst + i * per);
+    }
+    for (uint64_t k = 0; coded && k < cols; k++) dst[k] *= g3__tile_scale(w, row, cols / w->blocksize, k / w->blocksize);
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -3953,13 +4015,20 @@ typedef struct g3__tower { int layers, dim; float embed_scale; g3__layer *layer;
 
 // ---- scratch: one list of buffers, from which the plan counts and the session carves
 
-enum { G3__KEYS = 64, G3__QUERY_ROWS = 8 };            // attention works on 64 keys times the queries of 8 rows
+enum {
+    G3__KEYS       = 64,               // attention works on 64 keys at a time
+    G3__QUERY_ROWS = 8,                // times the queries of 8 rows, in plain C
+    G3__QUERIES    = 32,               // by vector units: times 32 queries side by side,
+    G3__LOOKS      = 2,                // two such panels at once,
+    G3__PART       = 256               // and a softmax begins afresh every 256 positions, to be merged
+};
 
 typedef struct g3__shape {             // all that the size of a tower's scratch depends on
     int batch;                         // rows of a step
     int dim, ffn, heads, kv_heads, head_dim;
     bool gated;                        // gate and up, else one projection
     int kinds;                         // angle tables: text 2, vision 0
+    int context;                       // positions that a single row may see; 0: a single row is never cut into parts
     int width;                         // bodies that may run at once: g3__pool_width
 } g3__shape;
 
@@ -3975,10 +4044,11 @@ typedef struct g3__acts {              // all float32
     float *freq;                       // [kinds][head_dim / 2]                     angle per position
     float *gain;                       // [2][max(dim, head_dim)]                   a norm's weights as float32
     float *work;                       // [width][g3__work_each]                    attention, one slice per body
+    float *parts;                      // [g3__parts][heads][head_dim + 2]          a single row's attention, part by part
 } g3__acts;
 
 typedef struct g3__acts_item { const char *name; size_t member; uint64_t count; } g3__acts_item;   // offset of the pointer in g3__acts; floats
-enum { G3__ACTS_ITEMS = 11 };
+enum { G3__ACTS_ITEMS = 12 };
 
 // a * b * c, or UINT64_MAX where that does not fit: the plan then finds it too large.
 static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
@@ -3987,12 +4057,16 @@ static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
     return g3__mul(a, b, &n) && g3__mul(n, c, &n) && n <= UINT64_MAX / sizeof(float) ? n : UINT64_MAX;
 }
 
-// Floats of attention scratch for one body: a block of keys or values, and per query its scores, its maximum and its sum.
+// Floats of attention scratch for one body. Plain: a block of keys or values, and per query its scores, its maximum and its sum.
+// By vector units: the block, and per lane the query, two outputs, the scores, and twice maximum and sum.
 static uint64_t g3__work_each(const g3__shape *s)
 {
-    uint64_t queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads);
-    return g3__round_up((uint64_t)G3__KEYS * (uint64_t)s->head_dim + queries * (G3__KEYS + 2), G3__ALIGN / sizeof(float));
+    uint64_t head = (uint64_t)s->head_dim, queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads), lanes = G3__LOOKS * G3__QUERIES;
+    uint64_t plain = G3__KEYS * head + queries * (G3__KEYS + 2), wide = G3__KEYS * head + lanes * (3 * head + G3__KEYS + 4);
+    return g3__round_up(G3__MAX(plain, wide), G3__ALIGN / sizeof(float));
 }
+
+static uint64_t g3__parts(const g3__shape *s) { return s->context ? (uint64_t)s->context / G3__PART + 2 : 0; }
 
 static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS])
 {
@@ -4011,13 +4085,17 @@ static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS
     G3__ITEM(freq,  kinds, head / 2, 1);
     G3__ITEM(gain,  2, G3__MAX(dim, head), 1);
     G3__ITEM(work,  (uint64_t)s->width, g3__work_each(s), 1);
+    G3__ITEM(parts, g3__parts(s), q, head + 2);
 #undef G3__ITEM
 }
 
 // ---- a run: what the operations of one session work on. Nothing in it is allocated; the session owns all it points to
 
+typedef struct g3__simd g3__simd;      // the hot loops of one instruction set, see >>simd
+
 typedef struct g3__run {
     const g3__ops *op;
+    const g3__simd *simd;              // NULL: plain C
     g3_error *err;                     // sticky: after the first failure every operation returns at once
     g3__pool *pool;
     const g3_allocator *memory;        // for alloc and release
@@ -4738,6 +4816,7 @@ struct g3_model {
     uint64_t arena_bytes;
     g3__pool pool;
     const g3__ops *op;
+    const g3__simd *simd;                                // the loops behind op; NULL: plain C, and rows lie as stored
     g3__tower text;
     g3__mat embed, head;
     g3__norm final;
@@ -4877,6 +4956,7 @@ static g3__shape g3__text_shape(const g3__config *c, const g3_session_desc *d, i
     s.head_dim = c->head_dim;
     s.gated = true;
     s.kinds = 2;
+    s.context = d->context;
     s.width = width;
     return s;
 }
@@ -4888,7 +4968,7 @@ static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts)
     for (int i = 0; i < G3__ACTS_ITEMS; i++) {
         uint64_t bytes;
         if (!g3__mul(item[i].count, sizeof(float), &bytes)) bytes = UINT64_MAX;
-        float *p = (float *)g3__lay(l, G3__SCRATCH, strcmp(item[i].name, "work") ? "scratch: activations" : "scratch: attention", bytes);
+        float *p = (float *)g3__lay(l, G3__SCRATCH, i < G3__ACTS_ITEMS - 2 ? "scratch: activations" : "scratch: attention", bytes);
         if (acts) memcpy((char *)acts + item[i].member, &p, sizeof p);
     }
 }
@@ -5225,46 +5305,79 @@ static bool g3__tensor_weight(const g3_model *m, const g3__tensor *t, g3__weight
 
 // ---- weights into the arena
 
-enum { G3__CHUNK = 4 << 20 };
+enum { G3__CHUNK = 1 << 20 };                            // bytes read at once; more where a tile is larger
 
-typedef struct g3__chunk { const g3__file *file; uint64_t offset; char *dst; uint32_t size; } g3__chunk;
+typedef struct g3__target { char *dst; uint64_t row; int unit; } g3__target;     // where a tensor's bytes go, NULL: nowhere; unit: its rows (bytes) are laid in tiles, 0: as stored
+typedef struct g3__chunk { const g3__file *file; uint64_t offset; const g3__target *to; char *dst; uint64_t size; } g3__chunk;
 
 typedef struct g3__loading {
     g3_model *m;
-    char **dst;                        // [shards.n] where a tensor's bytes go; NULL: nowhere
+    g3__target *to;                    // [shards.n]
+    char *room;                        // [readers][room_size] what is read before it is laid in tiles
+    uint64_t room_size;
     g3__chunk *chunk;
     int n, next, end;                  // next: the first chunk nobody reads yet; end: where this round stops
     int failed;                        // number of the chunk that could not be read, + 1
 } g3__loading;
 
-static void g3__load_dst(g3__loading *l, const g3__tensor *t, char *dst) { if (t) l->dst[t - l->m->shards.tensor] = dst; }
+static void g3__load_to(g3__loading *l, const g3__tensor *t, char *dst, uint64_t row, int unit)
+{
+    if (!t) return;
+    g3__target *to = &l->to[t - l->m->shards.tensor];
+    to->dst = dst;
+    to->row = row;
+    to->unit = unit;
+}
+
+static bool g3__weight_tiled(const g3_model *m, const g3__weight *w)     // never a vector, nor what is read column by column
+{
+    const bool columns = m->weights.vision && w == g3__proj_weight(&m->weights, G3__PROJ);
+    return m->simd && w->data && !columns && g3__tiles(w->format, w->rows, w->cols, w->blocksize, w->nested_blocksize);
+}
+
+static uint64_t g3__chunk_size(const g3__target *to)     // whole tiles
+{
+    const uint64_t tile = to->row * G3__TILE_ROWS;
+    return !to->unit ? (uint64_t)G3__CHUNK : tile > G3__CHUNK ? tile : G3__CHUNK / tile * tile;
+}
 
 static int g3__load_chunks(g3__loading *l)               // tensors in file order, cut into pieces; how many; stored when there is room for them
 {
     const g3__shards *s = &l->m->shards;
     int n = 0;
-    for (uint64_t i = 0; i < s->n; i++)
-        for (uint64_t at = 0; l->dst[i] && at < s->tensor[i].bytes; at += G3__CHUNK, n++) {
+    for (uint64_t i = 0; i < s->n; i++) {
+        const uint64_t size = g3__chunk_size(&l->to[i]);
+        for (uint64_t at = 0; l->to[i].dst && at < s->tensor[i].bytes; at += size, n++) {
+            if (l->to[i].unit) l->room_size = G3__MAX(l->room_size, G3__MIN(size, s->tensor[i].bytes));
             if (!l->chunk) continue;
             l->chunk[n].file = &s->file[s->tensor[i].file];
             l->chunk[n].offset = s->tensor[i].offset + at;
-            l->chunk[n].dst = l->dst[i] + at;
-            l->chunk[n].size = (uint32_t)G3__MIN(s->tensor[i].bytes - at, (uint64_t)G3__CHUNK);
+            l->chunk[n].to = &l->to[i];
+            l->chunk[n].dst = l->to[i].dst + at;
+            l->chunk[n].size = G3__MIN(s->tensor[i].bytes - at, size);
         }
+    }
     return n;
+}
+
+static bool g3__load_chunk(const g3__chunk *c, char *room)
+{
+    const g3__target *to = c->to;
+    if (!g3__file_read(c->file, c->offset, to->unit ? room : c->dst, c->size, NULL)) return false;
+    if (to->unit) g3__tile_copy(c->dst, room, (size_t)c->size, (size_t)to->row, (size_t)to->unit);
+    return true;
 }
 
 static void g3__load_body(void *ctx, int i)              // one reader: takes chunks until the round is over
 {
     g3__loading *l = (g3__loading *)ctx;
-    (void)i;
     for (int c; (c = g3__atomic_add(&l->next, 1)) < l->end; )
-        if (!g3__file_read(l->chunk[c].file, l->chunk[c].offset, l->chunk[c].dst, l->chunk[c].size, NULL)) g3__atomic_set(&l->failed, c + 1);
+        if (!g3__load_chunk(&l->chunk[c], l->room + (size_t)i * (size_t)l->room_size)) g3__atomic_set(&l->failed, c + 1);
 }
 
 static bool g3__load_failed(const g3__chunk *c, g3_error *err)
 {
-    return g3__fail(err, G3_ERR_IO, "%s: %u bytes at offset %llu cannot be read", c->file->name, (unsigned)c->size, (unsigned long long)c->offset) == G3_OK;
+    return g3__fail(err, G3_ERR_IO, "%s: %llu bytes at offset %llu cannot be read", c->file->name, (unsigned long long)c->size, (unsigned long long)c->offset) == G3_OK;
 }
 
 // Rounds of about 60 ms, so that progress and cancelling come from the caller's thread without slowing the readers.
@@ -5289,40 +5402,58 @@ static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_erro
     return true;
 }
 
+static void g3__load_targets(g3__loading *l, const g3__place *place)
+{
+    for (int i = 0; i < l->m->weights.n; i++) {
+        const g3__weight *w = &l->m->weights.w[i];
+        const bool tiled = g3__weight_tiled(l->m, w);
+        const uint64_t row = w->data ? (uint64_t)w->cols * g3__format_bits(w->format) / 8 : 0, blocks = w->blocksize ? (uint64_t)w->cols / w->blocksize : 0;
+        const int unit = w->nested_blocksize ? 1 : 4;                            // of absmax
+        g3__load_to(l, w->data, place[i].data, row, tiled ? 4 : 0);
+        g3__load_to(l, w->absmax, place[i].absmax, blocks * (uint64_t)unit, tiled ? unit : 0);
+        g3__load_to(l, w->nested_absmax, place[i].nested_absmax, 0, 0);
+        g3__load_to(l, w->nested_map, place[i].nested_map, 0, 0);
+    }
+}
+
 static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
 {
     g3__loading l = G3__ZERO;
-    g3__pool readers;
-    int width = G3__MAX(m->shards.src.files.width, 1);
+    g3__pool pool;
+    int width = G3__MAX(m->shards.src.files.width, 1), readers;
     l.m = m;
-    l.dst = (char **)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.dst, err);
-    if (!l.dst) return false;
-    for (int i = 0; i < m->weights.n; i++) {
-        const g3__weight *w = &m->weights.w[i];
-        g3__load_dst(&l, w->data, place[i].data);
-        g3__load_dst(&l, w->absmax, place[i].absmax);
-        g3__load_dst(&l, w->nested_absmax, place[i].nested_absmax);
-        g3__load_dst(&l, w->nested_map, place[i].nested_map);
-    }
+    l.to = (g3__target *)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.to, err);
+    if (!l.to) return false;
+    memset(l.to, 0, (size_t)m->shards.n * sizeof *l.to);
+    g3__load_targets(&l, place);
     l.n = g3__load_chunks(&l);
     int cap = l.n;
+    g3__pool_init(&pool, width, m->desc.parallel.for_fn ? &m->desc.parallel : NULL);
+    readers = G3__MIN(width, g3__pool_width(&pool));
+    uint64_t room = l.room_size * (uint64_t)readers;
     l.chunk = (g3__chunk *)g3__heap_alloc(&m->heap, (uint64_t)cap, sizeof *l.chunk, err);
-    bool ok = l.chunk != NULL;
+    if (l.chunk && room) l.room = (char *)g3__heap_take(&m->heap, room, 1, err);
+    bool ok = l.chunk && (l.room || !room);
     if (ok) {
         g3__load_chunks(&l);
-        g3__pool_init(&readers, width, m->desc.parallel.for_fn ? &m->desc.parallel : NULL);
-        ok = g3__load_rounds(&l, &readers, G3__MIN(width, g3__pool_width(&readers)), err);
-        g3__pool_free(&readers);
+        ok = g3__load_rounds(&l, &pool, readers, err);
     }
+    g3__pool_free(&pool);
+    if (l.room) g3__heap_free(&m->heap, l.room, room, 1);
     g3__heap_free(&m->heap, l.chunk, (uint64_t)cap, sizeof *l.chunk);
-    g3__heap_free(&m->heap, l.dst, m->shards.n, sizeof *l.dst);
+    g3__heap_free(&m->heap, l.to, m->shards.n, sizeof *l.to);
     return ok;
 }
 
-static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loading: the two tables above
+static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loading, at most: the two tables above, and what the readers hold
 {
-    uint64_t chunks = m->weight_bytes / G3__CHUNK + (uint64_t)m->weights.n * 4;
-    return m->shards.n * sizeof(char *) + chunks * sizeof(g3__chunk) + (uint64_t)m->weights.n * sizeof(g3__place);
+    uint64_t chunks = m->weight_bytes / (G3__CHUNK / 2) + (uint64_t)m->weights.n * 4, largest = 0;
+    for (int i = 0; i < m->weights.n; i++) {
+        const g3__weight *w = &m->weights.w[i];
+        if (!g3__weight_tiled(m, w)) continue;
+        largest = G3__MAX(largest, G3__MIN(w->data->bytes, G3__MAX((uint64_t)G3__CHUNK, w->data->bytes / (uint64_t)w->rows * G3__TILE_ROWS)));
+    }
+    return m->shards.n * sizeof(g3__target) + chunks * sizeof(g3__chunk) + (uint64_t)m->weights.n * sizeof(g3__place) + largest * (uint64_t)G3__MAX(m->shards.src.files.width, 1);
 }
 
 static bool g3__load_finite(const g3_model *m, const g3__tensor *t, const char *at, g3_error *err)
@@ -5344,9 +5475,10 @@ static bool g3__load_check(const g3_model *m, const g3__place *place, g3_error *
 
 // ---- from places to the layers of the forward pass
 
-static g3__bits g3__weight_bits(const g3__weight *w, const g3__place *p)
+static g3__bits g3__weight_bits(const g3_model *m, const g3__weight *w, const g3__place *p)
 {
     g3__bits b = G3__ZERO;
+    b.tiled = g3__weight_tiled(m, w);
     b.format = w->format;
     b.data = p->data;
     b.absmax = p->absmax;
@@ -5358,21 +5490,21 @@ static g3__bits g3__weight_bits(const g3__weight *w, const g3__place *p)
     return b;
 }
 
-static void g3__mat_add(g3__mat *a, const g3__weight *w, const g3__place *p)     // one more segment of rows
+static void g3__mat_add(const g3_model *m, g3__mat *a, const g3__weight *w, const g3__place *p)     // one more segment of rows
 {
     g3__seg *s = &a->seg[a->n_segs++];
     s->rows = w->rows;
-    s->bits = g3__weight_bits(w, p);
+    s->bits = g3__weight_bits(m, w, p);
     a->rows += w->rows;
     a->cols = w->cols;
 }
 
-static g3__norm g3__rms_norm(const g3__weight *w, const g3__place *p, float eps)
+static g3__norm g3__rms_norm(const g3_model *m, const g3__weight *w, const g3__place *p, float eps)
 {
     g3__norm n = G3__ZERO;
     n.dim = w->cols;
     n.eps = eps;
-    n.w = g3__weight_bits(w, p);
+    n.w = g3__weight_bits(m, w, p);
     return n;
 }
 
@@ -5383,15 +5515,15 @@ static void g3__load_layer(const g3_model *m, int i, const g3__place *place, g3_
     const g3__place *p = place + (w - m->weights.w);
     bool full = c->full[i];
     L->op = m->op;
-    L->norm_att = g3__rms_norm(&w[G3__NORM_ATT], &p[G3__NORM_ATT], c->eps);
-    L->post_att = g3__rms_norm(&w[G3__POST_ATT], &p[G3__POST_ATT], c->eps);
-    L->norm_ffn = g3__rms_norm(&w[G3__NORM_FFN], &p[G3__NORM_FFN], c->eps);
-    L->post_ffn = g3__rms_norm(&w[G3__POST_FFN], &p[G3__POST_FFN], c->eps);
-    for (int s = G3__Q; s <= G3__V; s++) g3__mat_add(&L->qkv, &w[s], &p[s]);
-    g3__mat_add(&L->wo, &w[G3__O], &p[G3__O]);
-    g3__mat_add(&L->gate_up, &w[G3__GATE], &p[G3__GATE]);
-    g3__mat_add(&L->gate_up, &w[G3__UP], &p[G3__UP]);
-    g3__mat_add(&L->down, &w[G3__DOWN], &p[G3__DOWN]);
+    L->norm_att = g3__rms_norm(m, &w[G3__NORM_ATT], &p[G3__NORM_ATT], c->eps);
+    L->post_att = g3__rms_norm(m, &w[G3__POST_ATT], &p[G3__POST_ATT], c->eps);
+    L->norm_ffn = g3__rms_norm(m, &w[G3__NORM_FFN], &p[G3__NORM_FFN], c->eps);
+    L->post_ffn = g3__rms_norm(m, &w[G3__POST_FFN], &p[G3__POST_FFN], c->eps);
+    for (int s = G3__Q; s <= G3__V; s++) g3__mat_add(m, &L->qkv, &w[s], &p[s]);
+    g3__mat_add(m, &L->wo, &w[G3__O], &p[G3__O]);
+    g3__mat_add(m, &L->gate_up, &w[G3__GATE], &p[G3__GATE]);
+    g3__mat_add(m, &L->gate_up, &w[G3__UP], &p[G3__UP]);
+    g3__mat_add(m, &L->down, &w[G3__DOWN], &p[G3__DOWN]);
     L->att.heads = c->heads;
     L->att.kv_heads = c->kv_heads;
     L->att.head_dim = c->head_dim;
@@ -5400,8 +5532,8 @@ static void g3__load_layer(const g3_model *m, int i, const g3__place *place, g3_
     L->att.theta = full ? c->theta_full : c->theta_sliding;
     L->att.factor = full ? c->factor_full : c->factor_sliding;
     L->att.angles = full ? 0 : 1;
-    L->att.q_norm = g3__rms_norm(&w[G3__Q_NORM], &p[G3__Q_NORM], c->eps);
-    L->att.k_norm = g3__rms_norm(&w[G3__K_NORM], &p[G3__K_NORM], c->eps);
+    L->att.q_norm = g3__rms_norm(m, &w[G3__Q_NORM], &p[G3__Q_NORM], c->eps);
+    L->att.k_norm = g3__rms_norm(m, &w[G3__K_NORM], &p[G3__K_NORM], c->eps);
 }
 
 static void g3__load_tower(g3_model *m, const g3__place *place)
@@ -5413,9 +5545,9 @@ static void g3__load_tower(g3_model *m, const g3__place *place)
     m->text.dim = m->config.dim;
     m->text.embed_scale = m->config.embed_scale;
     for (int i = 0; i < m->config.layers; i++) g3__load_layer(m, i, place, &m->text.layer[i]);
-    g3__mat_add(&m->embed, &w[G3__EMBED], &place[G3__EMBED]);
-    g3__mat_add(&m->head, &w[head], &place[head]);
-    m->final = g3__rms_norm(&w[G3__NORM], &place[G3__NORM], m->config.eps);
+    g3__mat_add(m, &m->embed, &w[G3__EMBED], &place[G3__EMBED]);
+    g3__mat_add(m, &m->head, &w[head], &place[head]);
+    m->final = g3__rms_norm(m, &w[G3__NORM], &place[G3__NORM], m->config.eps);
 }
 
 static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
@@ -5772,6 +5904,7 @@ static void g3__session_carve(g3_session *s)             // pointers into the ar
     for (int i = 0; i < s->m->config.layers; i++) s->kv_of[i] = &s->kv[i];
     s->run.kv = s->kv_of;
     s->run.op = s->m->op;
+    s->run.simd = s->m->simd;
     s->run.pool = &s->m->pool;
     s->run.memory = &s->m->heap.a;
     s->run.err = &s->err;
@@ -6485,6 +6618,7 @@ typedef struct g3__job {
     int n, m;                          // rows and columns
     void (*work)(const struct g3__job *j, int first, int end, int piece);
     int units, step;                   // piece i is units [i step, (i + 1) step)
+    int next;                          // >>simd: the first unit that no body has claimed
 } g3__job;
 
 static g3__job g3__cpu_job(g3__run *r, float *y, const float *x, int n, int m)
@@ -6769,7 +6903,7 @@ static void g3__cpu_embed_row(float *y, const g3__mat *E, int id, float scale)
 {
     const g3__seg *seg = E->seg;
     for (; id >= seg->rows; seg++) id -= seg->rows;
-    g3__decode(&seg->bits, (uint64_t)id * (uint64_t)E->cols, (uint64_t)E->cols, y);
+    g3__decode_row(&seg->bits, (uint64_t)id, (uint64_t)E->cols, y);
     for (int i = 0; i < E->cols; i++) y[i] *= scale;
 }
 
@@ -7130,6 +7264,1330 @@ static const g3__ops g3__cpu_ops = {
     g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool
 };
 // ------------------------------------------------------------------------------------------------------------------
+// >>simd
+// Owns the fast versions of the operations: the sums of >>cpu over rows that lie interleaved, by the vector units of this machine.
+// First what is the same for every instruction set, then the hot loops of each, whole functions with a suffix, chosen once per model.
+// No compiler flag is needed: each function names the instructions it may use.
+//
+// Lanes. A vector holds one number of sixteen rows (g3__tiled in >>numbers), or of sixteen queries. A lane belongs to its row from the
+// first product to the last, so nothing is ever summed across lanes.
+//
+// Order of summation. A row's elements are cut into blocks: the blocks of its 4-bit codes, else 128 elements. The products of a block are
+// added in order, by fused multiply-adds; the block's sum times its scale is added to the row's. This holds for one row of x and for a
+// thousand, and whoever does it, so prompts, single tokens and any number of threads give the same bits.
+
+#if !defined(GEMMA3_NO_SIMD) && defined(G3__GNU_VECTORS) && defined(__x86_64__)
+#define G3__SIMD_X86 1
+#include <immintrin.h>
+#define G3__ROUNDED(v) __asm__("" : "+v"(v))       // keeps the compiler from fusing what must be rounded
+#elif !defined(GEMMA3_NO_SIMD) && defined(G3__GNU_VECTORS) && defined(__aarch64__)
+#define G3__SIMD_NEON 1
+#include <arm_neon.h>
+#define G3__ROUNDED(v) __asm__("" : "+w"(v))
+#endif
+
+#if defined(G3__SIMD_X86) || defined(G3__SIMD_NEON)
+#define G3__SIMD 1
+#define G3__INLINE       static inline __attribute__((always_inline))
+#define G3__UNROLL       _Pragma("GCC unroll 12")
+
+enum {
+    G3__PANEL_ROWS = 32,               // rows of W that are decoded together: two tiles
+    G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 16 KB of float32
+    G3__FEW_ROWS   = 3                 // rows of x up to which weights are decoded in registers, once for each row
+};
+
+typedef struct g3__scales {            // the scales of one tile's blocks: absmax lies [block][16]
+    const void *absmax;                // float32, or codes into map
+    const float *map, *nested;         // NULL: absmax is float32
+    float offset;
+    int per_row, first, shift;         // blocks of a row; the number of the tile's first block; nested[number >> shift]
+} g3__scales;
+
+typedef struct g3__dots {              // four tiles times one row of x
+    const char *tile;
+    size_t stride, ahead;              // from tile to tile; how far ahead the memory is asked for
+    const float *table, *x;            // the sixteen values of a code
+    int blocks, block, last;           // elements of a block, of the last block
+    g3__scales scales[4];
+} g3__dots;
+
+typedef struct g3__product {           // y(t)[lanes] += scale[lanes] * sum over k of panel(k)[lanes] * x(t, k)
+    const float *panel, *x, *scale;
+    float *y;
+    size_t panel_ld, x_row, x_col, y_row;      // x(t, k) = x[t x_row + k x_col]
+    int n, k, lanes;                   // lanes: 16 or 32
+} g3__product;
+
+struct g3__simd {                      // the hot loops of one instruction set
+    const char *name;
+    bool (*here)(void);                // can this machine run them?
+    void (*dots_4bit)(const g3__dots *d, float y[64]);
+    void (*dots_bf16)(const g3__dots *d, float y[64]);
+    void (*scales)(const g3__scales *s, int first, int n, float *scale);                     // n blocks: [n][32], half of each
+    void (*panel_4bit)(const char *tile, const float table[16], int n, float *panel);        // n columns: panel [n][32], half of each; codes without scale
+    void (*panel_half)(const char *tile, bool bf16, int n, float *panel);                    // bf16 or f16
+    void (*product)(const g3__product *g);
+    void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst);    // n rows of the cache as float32
+    void (*soften)(float *score, int from, int end, float *top, float *sum, float *fade);    // score [64][32]
+    void (*gelu)(float *y, const float *gate, const float *up, int n);                       // y = gelu(gate) * up; up NULL: without
+    void (*fade)(float *out, const float *fade, int n);                                      // out [n][32] *= fade
+    void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n);     // [n][32]
+    void (*norm)(float *y, const float *x, const float *gain, float scale, int n);           // y = x * scale * gain
+    void (*sum)(float *x, const float *y, int n);                                            // x += y
+};
+
+// Sixteen rows cross into their next nested scale now and then; `left` counts the blocks until one of them does.
+typedef struct g3__nested { float scale[G3__TILE_ROWS]; int left; } g3__nested;
+
+static void g3__nested_turn(g3__nested *now, const g3__scales *s, int block)
+{
+    const int size = 1 << s->shift;
+    int most = 0;
+    for (int r = 0; r < G3__TILE_ROWS; r++) {
+        const int number = s->first + r * s->per_row + block;
+        now->scale[r] = s->nested[number >> s->shift];
+        most = G3__MAX(most, number & (size - 1));
+    }
+    now->left = size - 1 - most;
+}
+
+// ---- what eight lanes of plain C can do: included in the functions of every instruction set
+
+typedef int32_t  g3__ints  __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t g3__words __attribute__((vector_size(32), aligned(4), may_alias));
+#define G3__PICK(mask, a, b) ((g3__lanes)(((g3__ints)(mask) & (g3__ints)(a)) | (~(g3__ints)(mask) & (g3__ints)(b))))       // lane by lane: mask ? a : b
+
+// *x = e^*x to 1 ulp or so; 0 below -87, where float32 ends; NaN stays. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its series; 2^n by adding n to the exponent.
+G3__INLINE void g3__exp_lanes(g3__lanes *x)
+{
+    const g3__lanes none = G3__ZERO, v = G3__PICK(*x > none + 88.0f, none + 88.0f, *x);
+    const g3__lanes w = G3__PICK(v < none - 87.0f, none - 87.0f, v), t = w * 1.44269504f + 12582912.0f, n = t - 12582912.0f;  // 1.5 * 2^23: n stands in t's low bits
+    const g3__lanes r = (w - n * 0.693359375f) + n * 2.12194440e-4f;
+    g3__lanes p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    p = (g3__lanes)((g3__ints)p + (g3__ints)((g3__words)t << 23));
+    *x = (g3__lanes)((g3__ints)p & ~(g3__ints)(v < none - 87.0f));
+}
+
+// x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3), as in >>cpu
+G3__INLINE void g3__gelu_lanes(float *y, const float *gate, const float *up)
+{
+    const g3__lanes x = G3__LOAD(gate);
+    g3__lanes e = (x + x * x * x * 0.044715f) * -1.595769122f;
+    g3__exp_lanes(&e);
+    e = x / (e + 1.0f);
+    if (up) e *= G3__LOAD(up);
+    *(g3__lanes *)y = e;
+}
+
+G3__INLINE void g3__gelu_row(float *y, const float *gate, const float *up, int n)
+{
+    int i = 0;
+    for (; i + G3__LANES <= n; i += G3__LANES) g3__gelu_lanes(y + i, gate + i, up ? up + i : NULL);
+    if (i == n) return;
+    float g[G3__LANES] = { 0 }, u[G3__LANES] = { 0 };
+    memcpy(g, gate + i, (size_t)(n - i) * sizeof *g);
+    if (up) memcpy(u, up + i, (size_t)(n - i) * sizeof *u);
+    g3__gelu_lanes(g, g, up ? u : NULL);
+    memcpy(y + i, g, (size_t)(n - i) * sizeof *g);
+}
+
+// Scores [64][32] of keys [from, end) become e^(s - m), the maximum m and the sum are brought up to date, and fade is what the old sums are worth now.
+G3__INLINE void g3__soften_lanes(float *score, int from, int end, float *top, float *sum, float *fade)
+{
+    for (int q = 0; q < G3__QUERIES; q += G3__LANES) {
+        const g3__lanes old = G3__LOAD(top + q);
+        g3__lanes most = old, total, f;
+        for (int i = from; i < end; i++) { const g3__lanes s = G3__LOAD(score + i * G3__QUERIES + q); most = G3__PICK(s > most, s, most); }
+        f = old - most;
+        g3__exp_lanes(&f);
+        total = G3__LOAD(sum + q) * f;
+        for (int i = from; i < end; i++) {
+            g3__lanes s = G3__LOAD(score + i * G3__QUERIES + q) - most;
+            g3__exp_lanes(&s);
+            *(g3__lanes *)(score + i * G3__QUERIES + q) = s;
+            total += s;
+        }
+        *(g3__lanes *)(top + q) = most;
+        *(g3__lanes *)(sum + q) = total;
+        *(g3__lanes *)(fade + q) = f;
+    }
+}
+
+typedef uint16_t g3__halves __attribute__((vector_size(16), aligned(2), may_alias));
+typedef int8_t   g3__chars  __attribute__((vector_size(8), aligned(1), may_alias));
+typedef uint8_t  g3__bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
+
+// e4m3 without its sign is m 2^(e - 10), m = 8 + fraction, but m = fraction and e = 1 where e is 0: whole numbers times a power of two, exact.
+G3__INLINE void g3__e4m3_lanes(g3__lanes *y, const g3__words *c)
+{
+    const g3__words e = *c >> 3 & 15, low = (g3__words)(e == 0) & 1;
+    const g3__words m = (*c & 7) | (8 - (low << 3)), power = (e + low + 117) << 23;
+    const g3__lanes v = __builtin_convertvector((g3__ints)m, g3__lanes) * (g3__lanes)power;
+    *y = (g3__lanes)((g3__words)v | (*c & 128) << 24);
+}
+
+G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst)
+{
+    const int d = kv->head_dim;
+    for (int r = 0; r < n; r++, row++, dst += d) {
+        const size_t at = row * (size_t)d;
+        const uint16_t *h = (const uint16_t *)codes + at;
+        const uint8_t *b = (const uint8_t *)codes + at;
+        int i = 0;
+        if (kv->format == G3_KV_F32) { memcpy(dst, (const float *)codes + at, (size_t)d * sizeof *dst); continue; }
+        if (kv->format == G3_KV_BF16) {
+            for (; i + G3__LANES <= d; i += G3__LANES) *(g3__words *)(dst + i) = __builtin_convertvector(*(const g3__halves *)(h + i), g3__words) << 16;
+            for (; i < d; i++) dst[i] = g3__bf16_to_f32(h[i]);
+            continue;
+        }
+        const float s = scales[row];
+        for (; i + G3__LANES <= d; i += G3__LANES) {
+            if (kv->format == G3_KV_INT8) { *(g3__lanes *)(dst + i) = __builtin_convertvector(*(const g3__chars *)(b + i), g3__lanes) * s; continue; }
+            const g3__words c = __builtin_convertvector(*(const g3__bytes8 *)(b + i), g3__words);
+            g3__lanes v;
+            g3__e4m3_lanes(&v, &c);
+            *(g3__lanes *)(dst + i) = v * s;
+        }
+        for (; i < d; i++) dst[i] = (kv->format == G3_KV_INT8 ? (float)(int8_t)b[i] : g3__e4m3_to_f32(b[i])) * s;
+    }
+}
+
+G3__INLINE void g3__norm_lanes(float *y, const float *x, const float *gain, float scale, int n)
+{
+    int i = 0;
+    for (; i + G3__LANES <= n; i += G3__LANES) *(g3__lanes *)(y + i) = G3__LOAD(x + i) * scale * G3__LOAD(gain + i);
+    for (; i < n; i++) y[i] = x[i] * scale * gain[i];
+}
+
+G3__INLINE void g3__sum_lanes(float *x, const float *y, int n)
+{
+    int i = 0;
+    for (; i + G3__LANES <= n; i += G3__LANES) *(g3__lanes *)(x + i) += G3__LOAD(y + i);
+    for (; i < n; i++) x[i] += y[i];
+}
+
+G3__INLINE void g3__fade_lanes(float *out, const float *fade, int n)
+{
+    for (int k = 0; k < n; k++, out += G3__QUERIES)
+        for (int q = 0; q < G3__QUERIES; q += G3__LANES) *(g3__lanes *)(out + q) *= G3__LOAD(fade + q);
+}
+
+// Two softmaxes over different keys become one: each is worth e^(its maximum - the common one).
+G3__INLINE void g3__merge_lanes(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n)
+{
+    for (int q = 0; q < G3__QUERIES; q += G3__LANES) {
+        const g3__lanes a = G3__LOAD(top + q), b = G3__LOAD(part_top + q), most = G3__PICK(b > a, b, a);
+        g3__lanes f = a - most, g = b - most;
+        g3__exp_lanes(&f);
+        g3__exp_lanes(&g);
+        *(g3__lanes *)(top + q) = most;
+        *(g3__lanes *)(sum + q) = G3__LOAD(sum + q) * f + G3__LOAD(part_sum + q) * g;
+        for (int k = 0; k < n; k++) {
+            g3__lanes *o = (g3__lanes *)(out + (size_t)k * G3__QUERIES + q);
+            *o = *o * f + G3__LOAD(part + (size_t)k * G3__QUERIES + q) * g;
+        }
+    }
+}
+
+// The functions above, compiled for one instruction set.
+#define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
+target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y) { g3__widen_rows(kv, c, s, row, n, y); }   \
+target static void g3__soften_##isa(float *score, int a, int b, float *top, float *sum, float *fade) { g3__soften_lanes(score, a, b, top, sum, fade); }     \
+target static void g3__gelu_##isa(float *y, const float *gate, const float *up, int n) { g3__gelu_row(y, gate, up, n); }                    \
+target static void g3__fade_##isa(float *out, const float *fade, int n) { g3__fade_lanes(out, fade, n); }                                   \
+target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n) { g3__merge_lanes(o, t, s, p, pt, ps, n); } \
+target static void g3__norm_##isa(float *y, const float *x, const float *gain, float scale, int n) { g3__norm_lanes(y, x, gain, scale, n); } \
+target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); }
+
+#define G3__SIMD_TABLE(isa) { #isa, g3__here_##isa, g3__dots_4bit_##isa, g3__dots_bf16_##isa, g3__scales_##isa, g3__panel_4bit_##isa, g3__panel_half_##isa, g3__product_##isa, \
+    g3__widen_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__sum_##isa }
+
+// ---- work: bodies claim a few units at a time, so that a slow core does less; a body keeps its slice of scratch
+
+static void g3__simd_body(void *ctx, int i)
+{
+    g3__job *j = (g3__job *)ctx;
+    for (int u; (u = g3__atomic_add(&j->next, j->step)) < j->units; ) j->work(j, u, G3__MIN(j->units - u, j->step) + u, i);
+}
+
+static void g3__simd_split(g3__job *j, void (*work)(const g3__job *, int, int, int), int units, double cost)     // cost: multiply-adds of all
+{
+    const int width = j->r->shape.width, most = cost < (double)G3__GRAIN * width ? (int)(cost / (double)G3__GRAIN) : width;
+    j->work = work;
+    j->units = units;
+    j->step = G3__MAX(units / (32 * width), 1);
+    j->next = 0;
+    if (G3__MIN(most, units) <= 1) work(j, 0, units, 0);
+    else g3__pool_for(j->r->pool, G3__MIN(most, units), g3__simd_body, j);
+}
+
+// ---- linear
+
+static void g3__simd_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n);
+
+static g3__scales g3__simd_scales(const g3__bits *w, int row, int cols)          // of the tile that begins at `row`
+{
+    g3__scales s = G3__ZERO;
+    s.per_row = cols / (int)w->blocksize;
+    s.first = row * s.per_row;
+    s.absmax = (const char *)w->absmax + (size_t)s.first * (w->nested_absmax ? 1 : 4);
+    s.map = w->nested_map;
+    s.nested = w->nested_absmax;
+    s.offset = w->nested_offset;
+    while (s.nested && (w->nested_blocksize >> s.shift) > 1) s.shift++;
+    return s;
+}
+
+static const char *g3__simd_tile(const g3__bits *w, int row, int cols)
+{
+    return (const char *)w->data + (size_t)row * ((size_t)cols * g3__format_bits(w->format) / 8);
+}
+
+static bool g3__is_4bit(const g3__bits *w) { return w->format == G3__NF4 || w->format == G3__FP4; }
+static const float *g3__code_table(const g3__bits *w) { return w->format == G3__NF4 ? g3__nf4_table : g3__fp4_table; }
+
+// Up to four tiles times one row of x, straight from the codes: y[rows] += W x.
+static void g3__simd_dots(const g3__simd *v, const g3__bits *w, int row, int rows, int cols, const float *x, float *y)
+{
+    g3__dots d = G3__ZERO;
+    float sum[64];
+    const bool coded = g3__is_4bit(w);
+    d.tile = g3__simd_tile(w, row, cols);
+    d.stride = rows == 64 ? (size_t)(g3__simd_tile(w, row + G3__TILE_ROWS, cols) - d.tile) : 0;
+    d.ahead = G3__MIN((size_t)2048, d.stride);
+    d.x = x;
+    d.block = coded ? (int)w->blocksize : G3__DENSE_BLOCK;
+    d.blocks = (cols + d.block - 1) / d.block;
+    d.last = cols - (d.blocks - 1) * d.block;
+    if (coded) d.table = g3__code_table(w);
+    const size_t size = (d.stride ? 4 : 1) * (size_t)G3__TILE_ROWS * sizeof *y;
+    for (int at = 0; at < rows; at += d.stride ? 64 : G3__TILE_ROWS) {           // fewer than four: one after another, each four times
+        d.tile = g3__simd_tile(w, row + at, cols);
+        for (int t = 0; coded && t < 4; t++) d.scales[t] = g3__simd_scales(w, row + at + (d.stride ? t * G3__TILE_ROWS : 0), cols);
+        memcpy(sum, y + at, size);
+        if (!d.stride) memset(sum + G3__TILE_ROWS, 0, 3 * size);
+        if (coded) v->dots_4bit(&d, sum);
+        else       v->dots_bf16(&d, sum);
+        memcpy(y + at, sum, size);
+    }
+}
+
+// Columns [k, k + n) of one tile into its half of a panel.
+static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile, int k, int n, float *panel)
+{
+    const char *p = tile + (size_t)k * g3__format_bits(w->format) / 8 * G3__TILE_ROWS;
+    const uint32_t per = 32 / g3__format_bits(w->format);                        // elements of a dword
+    if (g3__is_4bit(w)) { v->panel_4bit(p, g3__code_table(w), n, panel); return; }
+    if (w->format == G3__BF16 || w->format == G3__F16) { v->panel_half(p, w->format == G3__BF16, n, panel); return; }
+    if (w->format == G3__F32 && !w->scale) {
+        for (int i = 0; i < n; i++, p += 4 * G3__TILE_ROWS) memcpy(panel + (size_t)i * G3__PANEL_ROWS, p, 4 * G3__TILE_ROWS);
+        return;
+    }
+    g3__bits one = *w;                                                           // the four bytes of one row
+    one.tiled = false;
+    for (int i = 0; i < n; i += (int)per)
+        for (int r = 0; r < G3__TILE_ROWS; r++, p += 4) {
+            float e[4];
+            one.data = p;
+            g3__decode(&one, 0, per, e);
+            for (uint32_t j = 0; j < per; j++) panel[((size_t)i + j) * G3__PANEL_ROWS + (size_t)r] = e[j];
+        }
+}
+
+// y[t][rows] += W x[t] for all rows t of x and up to two tiles: panel after panel.
+static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, float *y)
+{
+    float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
+    const g3__simd *v = j->r->simd;
+    const bool coded = g3__is_4bit(w);
+    const int cols = j->W->cols, block = coded ? (int)w->blocksize : G3__DENSE_BLOCK;
+    g3__product g = G3__ZERO;
+    g.panel_ld = G3__PANEL_ROWS; g.x_row = (size_t)cols; g.x_col = 1; g.y_row = (size_t)j->m; g.lanes = rows;
+    for (int i = 0; i < G3__PANEL_ROWS; i++) scale[i] = 1.0f;
+    for (int k = 0; k < cols; k += G3__PANEL_COLS) {
+        const int n = G3__MIN(cols - k, G3__PANEL_COLS);
+        for (int half = 0; half < rows; half += G3__TILE_ROWS) {
+            g3__simd_half(v, w, g3__simd_tile(w, row + half, cols), k, n, panel + half);
+            if (!coded) continue;
+            const g3__scales s = g3__simd_scales(w, row + half, cols);
+            v->scales(&s, k / block, n / block, scale + half);
+        }
+        for (int t = 0; t < j->n; t += g.n)
+            for (int b = 0; b < n; b += block) {
+                g.n = G3__MIN(j->n - t, 48);
+                g.k = G3__MIN(n - b, block);
+                g.panel = panel + (size_t)b * G3__PANEL_ROWS;
+                g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
+                g.x = j->x + (size_t)t * (size_t)cols + k + b;
+                g.y = y + (size_t)t * (size_t)j->m;
+                v->product(&g);
+            }
+    }
+}
+
+static bool g3__simd_few(const g3__bits *w, int n) { return n <= G3__FEW_ROWS && (g3__is_4bit(w) || w->format == G3__BF16); }
+
+// y[t][row0 + i] = W[row + i] x[t] + b[row + i] for up to 64 rows i of a segment whose rows lie interleaved.
+static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row0, int rows)
+{
+    const g3__simd *v = j->r->simd;
+    const int cols = j->W->cols;
+    const bool few = g3__simd_few(&seg->bits, j->n);
+    float bias[64] = { 0 };
+    if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
+    for (int t = 0; t < j->n; t++) {
+        float *y = j->y + (size_t)t * (size_t)j->m + row0;
+        memcpy(y, bias, (size_t)rows * sizeof *y);
+        if (few) g3__simd_dots(v, &seg->bits, row, rows, cols, j->x + (size_t)t * (size_t)cols, y);
+    }
+    for (int i = 0; i < rows && !few; i += G3__PANEL_ROWS)
+        g3__simd_panels(j, &seg->bits, row + i, G3__MIN(rows - i, G3__PANEL_ROWS), j->y + row0 + i);
+}
+
+static void g3__simd_linear_units(const g3__job *j, int first, int end, int piece)          // units: 64 rows of one segment
+{
+    int unit = 0, base = 0;                                                      // of the segment's beginning
+    (void)piece;
+    for (int s = 0; s < j->W->n_segs; s++) {
+        const g3__seg *seg = &j->W->seg[s];
+        const int units = (seg->rows + 63) / 64, stop = G3__MIN(end - unit, units);
+        for (int u = G3__MAX(first - unit, 0); u < stop; u++) {
+            const int row = u * 64, rows = G3__MIN(seg->rows - row, 64);
+            if (seg->bits.tiled) { g3__simd_rows(j, seg, row, base + row, rows); continue; }
+            for (int i = 0; i < rows; i += G3__TILE) g3__cpu_linear_tile(j, seg, row + i, base + row + i, G3__MIN(rows - i, G3__TILE));
+        }
+        unit += units;
+        base += seg->rows;
+    }
+}
+
+// y[t][c..c + n) += x[t][k..k + len) times the panel; the product writes whole lanes, so four rows at a time go through room of their own.
+static void g3__simd_strip(const g3__job *j, const float *panel, int k, int len, int c, int n)
+{
+    float y[4 * G3__PANEL_ROWS], one[G3__PANEL_ROWS];
+    g3__product g = G3__ZERO;
+    for (int i = 0; i < G3__PANEL_ROWS; i++) one[i] = 1.0f;
+    g.panel = panel; g.scale = one; g.y = y;
+    g.panel_ld = g.y_row = G3__PANEL_ROWS; g.lanes = G3__PANEL_ROWS; g.k = len;
+    g.x_row = (size_t)j->W->cols; g.x_col = 1;
+    for (int t = 0; t < j->n; t += g.n) {
+        g.n = G3__MIN(j->n - t, 4);
+        g.x = j->x + (size_t)t * g.x_row + k;
+        memset(y, 0, sizeof y);
+        j->r->simd->product(&g);
+        for (int i = 0; i < g.n; i++) j->r->simd->sum(j->y + (size_t)(t + i) * (size_t)j->m + c, y + i * G3__PANEL_ROWS, n);
+    }
+}
+
+// y = x W for W [in][out], 32 columns a unit: rows of W are a panel as they lie.
+static void g3__simd_linear_cols(const g3__job *j, int first, int end, int piece)
+{
+    const g3__seg *seg = &j->W->seg[0];
+    const int out = j->m, in = j->W->cols;
+    (void)piece;
+    for (int u = first; u < end; u++) {
+        float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), bias[G3__PANEL_ROWS] = { 0 };
+        const int c = u * G3__PANEL_ROWS, n = G3__MIN(out - c, G3__PANEL_ROWS);
+        if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)c, (uint64_t)n, bias);
+        for (size_t t = 0; t < (size_t)j->n; t++) memcpy(j->y + t * (size_t)out + c, bias, (size_t)n * sizeof *bias);
+        for (int k = 0; k < in; k += G3__PANEL_COLS) {
+            const int len = G3__MIN(in - k, G3__PANEL_COLS);
+            memset(panel, 0, sizeof panel);
+            for (int i = 0; i < len; i++) g3__decode(&seg->bits, (uint64_t)(k + i) * (uint64_t)out + (uint64_t)c, (uint64_t)n, panel + (size_t)i * G3__PANEL_ROWS);
+            g3__simd_strip(j, panel, k, len, c, n);
+        }
+    }
+}
+
+static void g3__simd_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    float tables[2 * 512];
+    int units = 0;
+    g3__job j = g3__cpu_job(r, y, x, n, W->rows);
+    g3__cpu_pairs(tables, g3__nf4_table);
+    g3__cpu_pairs(tables + 512, g3__fp4_table);
+    for (int s = 0; s < W->n_segs; s++) units += (W->seg[s].rows + 63) / 64;
+    if (W->transposed) units = (W->rows + G3__PANEL_ROWS - 1) / G3__PANEL_ROWS;
+    if (norm) { g3__simd_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
+    j.W = W;
+    j.table = tables;
+    g3__simd_split(&j, W->transposed ? g3__simd_linear_cols : g3__simd_linear_units, units, (double)W->rows * W->cols * n);
+}
+
+// ---- norm and add: sums in float64 as in >>cpu, the rest by lanes
+
+static void g3__simd_norm_row(const g3__simd *v, float *y, const float *x, const g3__norm *norm, const float *gain, const float *shift)
+{
+    if (norm->layer) { g3__cpu_norm_row(y, x, norm, gain, shift); return; }
+    v->norm(y, x, gain, (float)(1.0 / sqrt(g3__cpu_squares(x, 0, norm->dim) / norm->dim + (double)norm->eps)), norm->dim);
+}
+
+static void g3__simd_norm_rows(const g3__job *j, int first, int end, int piece)
+{
+    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
+    const float *gain = j->r->a.gain;
+    (void)piece;
+    for (size_t t = (size_t)first; t < (size_t)end; t++) g3__simd_norm_row(j->r->simd, j->y + t * dim, j->x + t * dim, j->norm, gain, gain + room);
+}
+
+static void g3__simd_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, y, x, n, norm->dim);
+    g3__cpu_gain(r, norm, 0);
+    j.norm = norm;
+    g3__simd_split(&j, g3__simd_norm_rows, n, 4.0 * n * norm->dim);
+}
+
+static void g3__simd_add_rows(const g3__job *j, int first, int end, int piece)
+{
+    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
+    const float *gain = j->r->a.gain;
+    float *h = j->r->a.h;
+    (void)piece;
+    for (size_t t = (size_t)first; t < (size_t)end; t++) {
+        const float *y = j->x + t * dim;
+        if (j->norm) { g3__simd_norm_row(j->r->simd, h + t * dim, y, j->norm, gain, gain + room); y = h + t * dim; }
+        j->r->simd->sum(j->y + t * dim, y, (int)dim);
+    }
+}
+
+static void g3__simd_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, x, y, n, dim);
+    if (norm) g3__cpu_gain(r, norm, 0);
+    j.norm = norm;
+    g3__simd_split(&j, g3__simd_add_rows, n, 4.0 * n * dim);
+}
+
+// ---- gelu
+
+static void g3__simd_gelu_units(const g3__job *j, int first, int end, int piece)            // units: (row, 256 columns); x set: gate and up
+{
+    const int m = j->m, per_row = (m + 255) / 256;
+    (void)piece;
+    for (int u = first; u < end; u++) {
+        const int t = u / per_row, c = u % per_row * 256;
+        float *y = j->y + (size_t)t * (size_t)m + c;
+        const float *gate = j->x ? j->x + (size_t)t * 2 * (size_t)m + c : y;
+        j->r->simd->gelu(y, gate, j->x ? gate + m : NULL, G3__MIN(m - c, 256));
+    }
+}
+
+static void g3__simd_geglu(g3__run *r, float *y, const float *gu, int m, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    g3__job j = g3__cpu_job(r, y, gu, n, m);
+    g3__simd_split(&j, g3__simd_gelu_units, n * ((m + 255) / 256), 8.0 * n * m);
+}
+
+static void g3__simd_gelu(g3__run *r, float *y, int m, int n) { g3__simd_geglu(r, y, NULL, m, n); }
+
+
+// ---- attend
+//
+// Lanes are queries: the 32 of a panel are the heads that share a kv head, for some rows. Keys and values are read as they lie, one number at a
+// time for all lanes: scores [key][32] = K [key][d] times q [d][32], and out [d][32] = V^T times the weights [key][32]. Softmax goes over
+// blocks of 64 positions as in >>cpu; after 256 positions it begins afresh, and what came before is merged, in order. So one query can be
+// given to many threads, part by part, with the same bits.
+
+typedef struct g3__looking {           // up to G3__LOOKS panels of queries of one sequence and one kv head
+    const g3__simd *v;
+    const g3__attn *att;
+    const g3__kv *kv;
+    const g3__row *rows;               // [n]
+    const float *q;                    // of the first row and head; rows are q_ld apart, heads head_dim
+    float *y;
+    size_t q_ld, y_ld;
+    int n, heads, kv_head, per;        // heads: of a row; per: rows of a panel
+    int panels, low, high;             // positions that any query sees
+    float *room;                       // [64][head_dim] keys or values
+    float *query, *part, *whole;       // [panels][head_dim][32]
+    float *score;                      // [panels][64][32]
+    float *top, *sum, *part_top, *part_sum;    // [panels][32]
+} g3__looking;
+
+static void g3__look_at(g3__looking *u, float *work, int head_dim)               // carves g3__work_each
+{
+    const size_t lanes = (size_t)G3__LOOKS * G3__QUERIES, d = (size_t)head_dim;
+    u->room = work;
+    u->query = u->room + G3__KEYS * d;
+    u->part = u->query + lanes * d;
+    u->whole = u->part + lanes * d;
+    u->score = u->whole + lanes * d;
+    u->top = u->score + lanes * G3__KEYS;
+    u->sum = u->top + lanes;
+    u->part_top = u->sum + lanes;
+    u->part_sum = u->part_top + lanes;
+}
+
+static void g3__look_begin(g3__looking *u)               // queries into lanes; what lies beyond the last is zero
+{
+    const int d = u->att->head_dim;
+    u->panels = (u->n + u->per - 1) / u->per;
+    u->low = INT_MAX;
+    u->high = 0;
+    memset(u->query, 0, (size_t)u->panels * G3__QUERIES * (size_t)d * sizeof(float));
+    for (int t = 0; t < u->n; t++) {
+        u->low = G3__MIN(u->low, g3__cpu_low(u->att, &u->rows[t]));
+        u->high = G3__MAX(u->high, u->rows[t].span);
+        for (int h = 0; h < u->heads; h++) {
+            const float *q = u->q + (size_t)t * u->q_ld + (size_t)h * (size_t)d;
+            float *lane = u->query + (size_t)(t / u->per) * G3__QUERIES * (size_t)d + t % u->per * u->heads + h;
+            for (int k = 0; k < d; k++) lane[(size_t)k * G3__QUERIES] = q[k];
+        }
+    }
+}
+
+static void g3__look_empty(const g3__looking *u, float *out, float *top, float *sum)
+{
+    memset(out, 0, (size_t)u->panels * G3__QUERIES * (size_t)u->att->head_dim * sizeof *out);
+    for (int i = 0; i < u->panels * G3__QUERIES; i++) { top[i] = -1e30f; sum[i] = 0; }
+}
+
+// Rows of the cache for positions [first, end) as float32: where they lie, or in room. A ring may end in between.
+static const float *g3__look_rows(const g3__looking *u, bool values, int first, int end)
+{
+    const g3__kv *kv = u->kv;
+    const void *codes = values ? kv->v : kv->k;
+    const float *scales = values ? kv->v_scale : kv->k_scale;
+    const size_t head = (size_t)u->kv_head * (size_t)kv->rows, d = (size_t)kv->head_dim;
+    const int at = first % kv->rows, n = end - first, before = G3__MIN(n, kv->rows - at);
+    if (kv->format == G3_KV_F32 && before == n) return (const float *)codes + (head + (size_t)at) * d;
+    u->v->widen(kv, codes, scales, head + (size_t)at, before, u->room);
+    if (before < n) u->v->widen(kv, codes, scales, head, n - before, u->room + (size_t)before * d);
+    return u->room;
+}
+
+// Scores that a row may not see become -infinity. from and end count from the block.
+static void g3__look_mask(const g3__looking *u, int panel, int block, int from, int end, float *score)
+{
+    for (int t = panel * u->per; t < G3__MIN(u->n, (panel + 1) * u->per); t++) {
+        const int low = g3__cpu_low(u->att, &u->rows[t]) - block, high = u->rows[t].span - block;
+        if (low <= from && high >= end - 1) continue;
+        for (int i = from; i < end; i++)
+            if (i < low || i > high)
+                for (int h = 0; h < u->heads; h++) score[(size_t)i * G3__QUERIES + (size_t)(t % u->per * u->heads + h)] = -HUGE_VALF;
+    }
+}
+
+static int g3__look_lanes(const g3__looking *u) { return G3__MIN(u->n, u->per) * u->heads > 16 ? 32 : 16; }
+
+// Scores and their softmax for keys [from, end) of a block, for every panel.
+static void g3__look_keys(const g3__looking *u, const float *keys, int block, int from, int end)
+{
+    const size_t d = (size_t)u->att->head_dim;
+    float scale[G3__QUERIES], fade[G3__QUERIES];
+    g3__product g = G3__ZERO;
+    for (int i = 0; i < G3__QUERIES; i++) scale[i] = u->att->scale;
+    g.x = keys; g.x_row = d; g.x_col = 1; g.n = end - from; g.k = (int)d;
+    g.panel_ld = g.y_row = G3__QUERIES; g.scale = scale; g.lanes = g3__look_lanes(u);
+    for (int p = 0; p < u->panels; p++) {
+        float *score = u->score + (size_t)p * G3__KEYS * G3__QUERIES, *out = u->part + (size_t)p * G3__QUERIES * d;
+        bool faded = false;
+        memset(score + from * G3__QUERIES, 0, (size_t)(end - from) * G3__QUERIES * sizeof *score);
+        g.panel = u->query + (size_t)p * G3__QUERIES * d;
+        g.y = score + from * G3__QUERIES;
+        u->v->product(&g);
+        g3__look_mask(u, p, block, from, end, score);
+        u->v->soften(score, from, end, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, fade);
+        for (int i = 0; i < G3__QUERIES; i++) faded |= fade[i] != 1.0f;
+        if (faded) u->v->fade(out, fade, (int)d);
+    }
+}
+
+static void g3__look_values(const g3__looking *u, const float *values, int from, int end)
+{
+    const size_t d = (size_t)u->att->head_dim;
+    float one[G3__QUERIES];
+    g3__product g = G3__ZERO;
+    for (int i = 0; i < G3__QUERIES; i++) one[i] = 1.0f;
+    g.x = values; g.x_row = 1; g.x_col = d; g.n = (int)d; g.k = end - from;
+    g.panel_ld = g.y_row = G3__QUERIES; g.scale = one; g.lanes = g3__look_lanes(u);
+    for (int p = 0; p < u->panels; p++) {
+        g.panel = u->score + ((size_t)p * G3__KEYS + (size_t)from) * G3__QUERIES;
+        g.y = u->part + (size_t)p * G3__QUERIES * d;
+        u->v->product(&g);
+    }
+}
+
+// One part: the positions [first, end) of it that anybody sees, into part, part_top and part_sum.
+static void g3__look_part(const g3__looking *u, int part)
+{
+    const int low = G3__MAX(u->low, part), high = G3__MIN(u->high, part + G3__PART - 1);
+    g3__look_empty(u, u->part, u->part_top, u->part_sum);
+    for (int block = low / G3__KEYS * G3__KEYS; block <= high; block += G3__KEYS) {
+        const int first = G3__MAX(block, low), end = G3__MIN(block + G3__KEYS - 1, high) + 1;
+        g3__look_keys(u, g3__look_rows(u, false, first, end), block, first - block, end - block);
+        g3__look_values(u, g3__look_rows(u, true, first, end), first - block, end - block);
+    }
+}
+
+static void g3__look_merge(const g3__looking *u)         // whole += part
+{
+    const size_t d = (size_t)u->att->head_dim;
+    for (int p = 0; p < u->panels; p++)
+        u->v->merge(u->whole + (size_t)p * G3__QUERIES * d, u->top + p * G3__QUERIES, u->sum + p * G3__QUERIES,
+                    u->part + (size_t)p * G3__QUERIES * d, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, (int)d);
+}
+
+static void g3__look_end(const g3__looking *u)           // y = out / sum, out of the lanes
+{
+    const int d = u->att->head_dim;
+    for (int t = 0; t < u->n; t++)
+        for (int h = 0; h < u->heads; h++) {
+            const size_t lane = (size_t)(t % u->per * u->heads + h), p = (size_t)(t / u->per);
+            const float *out = u->whole + p * G3__QUERIES * (size_t)d + lane, sum = u->sum[p * G3__QUERIES + lane];
+            float *y = u->y + (size_t)t * u->y_ld + (size_t)h * (size_t)d;
+            for (int k = 0; k < d; k++) y[k] = out[(size_t)k * G3__QUERIES] / sum;
+        }
+}
+
+// Rows t .. t + n - 1, heads from `head` on: what they are and where their work is done.
+static g3__looking g3__simd_look(const g3__job *j, int t, int head, float *work)
+{
+    const g3__attn *a = j->att;
+    const size_t d = (size_t)a->head_dim;
+    g3__looking u = G3__ZERO;
+    u.v = j->r->simd;
+    u.att = a;
+    u.heads = j->m;
+    u.per = G3__QUERIES / j->m;
+    u.kv_head = head / (a->heads / a->kv_heads);
+    u.rows = j->rows + t;
+    u.kv = &j->kv[u.rows->seq];
+    u.q_ld = (size_t)(a->heads + 2 * a->kv_heads) * d;
+    u.y_ld = (size_t)a->heads * d;
+    u.q = j->x + (size_t)t * u.q_ld + (size_t)head * d;
+    u.y = j->y + (size_t)t * u.y_ld + (size_t)head * d;
+    g3__look_at(&u, work, a->head_dim);
+    return u;
+}
+
+// Units: (row group, head group). Later rows see more, so the last rows come first. `piece` is the body's own slice of work.
+static void g3__simd_attend_units(const g3__job *j, int first, int end, int piece)
+{
+    const int columns = j->att->heads / j->m, group = G3__LOOKS * (G3__QUERIES / j->m), groups = (j->n + group - 1) / group;
+    float *work = j->r->a.work + (size_t)piece * g3__work_each(&j->r->shape);
+    for (int unit = first; unit < end; unit++) {
+        const int t0 = (groups - 1 - unit / columns) * group, stop = G3__MIN(t0 + group, j->n);
+        for (int t = t0, n; t < stop; t += n) {
+            g3__looking u = g3__simd_look(j, t, unit % columns * j->m, work);
+            for (n = 1; t + n < stop && j->rows[t + n].seq == j->rows[t].seq;) n++;
+            u.n = n;
+            g3__look_begin(&u);
+            g3__look_empty(&u, u.whole, u.top, u.sum);
+            for (int part = u.low / G3__PART * G3__PART; part <= u.high; part += G3__PART) { g3__look_part(&u, part); g3__look_merge(&u); }
+            g3__look_end(&u);
+        }
+    }
+}
+
+// One row, many positions: units are (part, head group); results wait in parts [part][heads][head_dim + 2].
+static void g3__simd_attend_parts(const g3__job *j, int first, int end, int piece)
+{
+    const int columns = j->att->heads / j->m, d = j->att->head_dim, from = g3__cpu_low(j->att, j->rows) / G3__PART;
+    float *work = j->r->a.work + (size_t)piece * g3__work_each(&j->r->shape);
+    for (int unit = first; unit < end; unit++) {
+        const int head = unit % columns * j->m;
+        g3__looking u = g3__simd_look(j, 0, head, work);
+        u.n = 1;
+        g3__look_begin(&u);
+        g3__look_part(&u, (from + unit / columns) * G3__PART);
+        for (int h = 0; h < j->m; h++) {
+            float *o = j->r->a.parts + ((size_t)(unit / columns) * (size_t)j->att->heads + (size_t)(head + h)) * (size_t)(d + 2);
+            for (int k = 0; k < d; k++) o[k] = u.part[(size_t)k * G3__QUERIES + (size_t)h];
+            o[d] = u.part_top[h];
+            o[d + 1] = u.part_sum[h];
+        }
+    }
+}
+
+static void g3__simd_attend_merge(const g3__job *j, int parts)
+{
+    const int d = j->att->head_dim;
+    for (int head = 0; head < j->att->heads; head += j->m) {
+        g3__looking u = g3__simd_look(j, 0, head, j->r->a.work);
+        u.n = 1;
+        u.panels = 1;
+        g3__look_empty(&u, u.whole, u.top, u.sum);
+        g3__look_empty(&u, u.part, u.part_top, u.part_sum);
+        for (int p = 0; p < parts; p++) {
+            for (int h = 0; h < j->m; h++) {
+                const float *o = j->r->a.parts + ((size_t)p * (size_t)j->att->heads + (size_t)(head + h)) * (size_t)(d + 2);
+                for (int k = 0; k < d; k++) u.part[(size_t)k * G3__QUERIES + (size_t)h] = o[k];
+                u.part_top[h] = o[d];
+                u.part_sum[h] = o[d + 1];
+            }
+            g3__look_merge(&u);
+        }
+        g3__look_end(&u);
+    }
+}
+
+static int g3__simd_heads(const g3__attn *a)             // heads of one panel: all that share a kv head, or a divisor of them
+{
+    int heads = a->heads / a->kv_heads;
+    while (heads > G3__QUERIES || (a->heads / a->kv_heads) % heads) heads--;
+    return heads;
+}
+
+static void g3__simd_attend(g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)
+{
+    if (g3__cpu_failed(r)) return;
+    const int heads = g3__simd_heads(a), columns = a->heads / heads, group = G3__LOOKS * (G3__QUERIES / heads);
+    g3__job j = g3__cpu_job(r, y, qkv, n, heads);
+    double keys = 0;
+    for (int t = 0; t < n; t++) keys += rows[t].span - g3__cpu_low(a, &rows[t]) + 1;
+    keys *= 2.0 * a->heads * a->head_dim;
+    j.att = a; j.kv = kv; j.rows = rows;
+    const int parts = rows->span / G3__PART - g3__cpu_low(a, rows) / G3__PART + 1;
+    if (n > 1 || parts == 1 || columns >= 2 * r->shape.width) { g3__simd_split(&j, g3__simd_attend_units, (n + group - 1) / group * columns, keys); return; }
+    g3__simd_split(&j, g3__simd_attend_parts, parts * columns, keys);
+    g3__simd_attend_merge(&j, parts);
+}
+
+// ---- AVX-512 (F, BW, VL, DQ): a vector is the sixteen lanes
+
+#ifdef G3__SIMD_X86
+#if !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // g++ 12 warns of its own avx512fintrin.h
+#endif
+#define G3__AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+
+#define G3__NIBBLE_512(q, shift, table) _mm512_permutexvar_ps(_mm512_srli_epi32(q, shift), table)     // a look-up sees the low four bits of its index
+
+G3__AVX512 static inline __m512 g3__scale_avx512(const g3__scales *s, g3__nested *now, int block)
+{
+    if (!s->map) return _mm512_loadu_ps((const float *)s->absmax + (size_t)block * 16);
+    if (now->left-- == 0) g3__nested_turn(now, s, block);
+    const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)((const char *)s->absmax + (size_t)block * 16)));
+    __m512 v = _mm512_mul_ps(_mm512_i32gather_ps(code, s->map, 4), _mm512_loadu_ps(now->scale));
+    G3__ROUNDED(v);
+    return _mm512_add_ps(v, _mm512_set1_ps(s->offset));
+}
+
+// y[4][16] += scale * sum of codes * x over the blocks of four tiles, `stride` bytes apart. A dword of a row holds columns 1, 0, 3, 2, 5, 4, 7, 6
+// from the low bits up, and a look-up sees only the low four bits of its index: a load one byte on brings the next pair without a
+// shift. The last one reaches three bytes beyond the codes; in the arena their scales lie there.
+G3__AVX512 static void g3__dots_4bit_avx512(const g3__dots *d, float *y)
+{
+    const __m512 table = _mm512_loadu_ps(d->table);
+    const char *p = d->tile;
+    const size_t s = d->stride;
+    const float *x = d->x;
+    g3__nested now[4];
+    __m512 y0 = _mm512_loadu_ps(y), y1 = _mm512_loadu_ps(y + 16), y2 = _mm512_loadu_ps(y + 32), y3 = _mm512_loadu_ps(y + 48);
+    now[0].left = now[1].left = now[2].left = now[3].left = 0;
+    for (int b = 0; b < d->blocks; b++) {
+        const size_t far = (size_t)(p - d->tile) + d->ahead < s ? d->ahead : d->ahead + 3 * s;
+        const __m512 s0 = g3__scale_avx512(&d->scales[0], &now[0], b), s1 = g3__scale_avx512(&d->scales[1], &now[1], b);
+        const __m512 s2 = g3__scale_avx512(&d->scales[2], &now[2], b), s3 = g3__scale_avx512(&d->scales[3], &now[3], b);
+        __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0;
+        for (int i = 0; i < d->block; i += 8, p += 64, x += 8) {
+            _mm_prefetch(p + far, _MM_HINT_T0); _mm_prefetch(p + s + far, _MM_HINT_T0);
+            _mm_prefetch(p + 2 * s + far, _MM_HINT_T0); _mm_prefetch(p + 3 * s + far, _MM_HINT_T0);
+            G3__UNROLL for (int byte = 0; byte < 4; byte++) {
+                const __m512i q0 = _mm512_loadu_si512(p + byte), q1 = _mm512_loadu_si512(p + s + byte);
+                const __m512i q2 = _mm512_loadu_si512(p + 2 * s + byte), q3 = _mm512_loadu_si512(p + 3 * s + byte);
+                const __m512 u = _mm512_set1_ps(x[2 * byte]), v = _mm512_set1_ps(x[2 * byte + 1]);
+                a0 = _mm512_fmadd_ps(G3__NIBBLE_512(q0, 4, table), u, a0);
+                a1 = _mm512_fmadd_ps(G3__NIBBLE_512(q1, 4, table), u, a1);
+                a2 = _mm512_fmadd_ps(G3__NIBBLE_512(q2, 4, table), u, a2);
+                a3 = _mm512_fmadd_ps(G3__NIBBLE_512(q3, 4, table), u, a3);
+                a0 = _mm512_fmadd_ps(_mm512_permutexvar_ps(q0, table), v, a0);
+                a1 = _mm512_fmadd_ps(_mm512_permutexvar_ps(q1, table), v, a1);
+                a2 = _mm512_fmadd_ps(_mm512_permutexvar_ps(q2, table), v, a2);
+                a3 = _mm512_fmadd_ps(_mm512_permutexvar_ps(q3, table), v, a3);
+            }
+        }
+        y0 = _mm512_fmadd_ps(a0, s0, y0);
+        y1 = _mm512_fmadd_ps(a1, s1, y1);
+        y2 = _mm512_fmadd_ps(a2, s2, y2);
+        y3 = _mm512_fmadd_ps(a3, s3, y3);
+    }
+    _mm512_storeu_ps(y, y0); _mm512_storeu_ps(y + 16, y1); _mm512_storeu_ps(y + 32, y2); _mm512_storeu_ps(y + 48, y3);
+}
+
+// The same for bf16: a dword holds columns 0 (low half) and 1.
+G3__AVX512 static void g3__dots_bf16_avx512(const g3__dots *d, float *y)
+{
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+    const char *p = d->tile;
+    const size_t s = d->stride;
+    __m512 y0 = _mm512_loadu_ps(y), y1 = _mm512_loadu_ps(y + 16), y2 = _mm512_loadu_ps(y + 32), y3 = _mm512_loadu_ps(y + 48);
+    const float *x = d->x;
+    for (int b = 0; b < d->blocks; b++) {
+        const size_t far = (size_t)(p - d->tile) + d->ahead < s ? d->ahead : d->ahead + 3 * s;
+        const int n = b == d->blocks - 1 ? d->last : d->block;
+        __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0;
+        for (int i = 0; i < n; i += 2, p += 64, x += 2) {
+            const __m512i q0 = _mm512_loadu_si512(p), q1 = _mm512_loadu_si512(p + s), q2 = _mm512_loadu_si512(p + 2 * s), q3 = _mm512_loadu_si512(p + 3 * s);
+            const __m512 u = _mm512_set1_ps(x[0]), v = _mm512_set1_ps(x[1]);
+            _mm_prefetch(p + far, _MM_HINT_T0); _mm_prefetch(p + s + far, _MM_HINT_T0);
+            _mm_prefetch(p + 2 * s + far, _MM_HINT_T0); _mm_prefetch(p + 3 * s + far, _MM_HINT_T0);
+            a0 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q0, 16)), u, a0);
+            a1 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q1, 16)), u, a1);
+            a2 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q2, 16)), u, a2);
+            a3 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q3, 16)), u, a3);
+            a0 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(q0, high)), v, a0);
+            a1 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(q1, high)), v, a1);
+            a2 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(q2, high)), v, a2);
+            a3 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(q3, high)), v, a3);
+        }
+        y0 = _mm512_add_ps(y0, a0); y1 = _mm512_add_ps(y1, a1); y2 = _mm512_add_ps(y2, a2); y3 = _mm512_add_ps(y3, a3);
+    }
+    _mm512_storeu_ps(y, y0); _mm512_storeu_ps(y + 16, y1); _mm512_storeu_ps(y + 32, y2); _mm512_storeu_ps(y + 48, y3);
+}
+
+G3__AVX512 static void g3__scales_avx512(const g3__scales *s, int first, int n, float *scale)
+{
+    g3__nested now;
+    now.left = 0;
+    for (int b = first; b < first + n; b++, scale += G3__PANEL_ROWS) _mm512_storeu_ps(scale, g3__scale_avx512(s, &now, b));
+}
+
+// One tile's columns as float32, codes without their scale: panel[k][32] for n columns, n a multiple of 8.
+G3__AVX512 static void g3__panel_4bit_avx512(const char *p, const float *code, int n, float *panel)
+{
+    const __m512 table = _mm512_loadu_ps(code);
+    for (int k = 0; k < n; k += 8, p += 64, panel += 8 * G3__PANEL_ROWS) {
+        const __m512i q = _mm512_loadu_si512(p);
+        _mm512_storeu_ps(panel + 0 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 4, table));
+        _mm512_storeu_ps(panel + 1 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 0, table));
+        _mm512_storeu_ps(panel + 2 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 12, table));
+        _mm512_storeu_ps(panel + 3 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 8, table));
+        _mm512_storeu_ps(panel + 4 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 20, table));
+        _mm512_storeu_ps(panel + 5 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 16, table));
+        _mm512_storeu_ps(panel + 6 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 28, table));
+        _mm512_storeu_ps(panel + 7 * G3__PANEL_ROWS, G3__NIBBLE_512(q, 24, table));
+    }
+}
+
+G3__AVX512 static void g3__panel_half_avx512(const char *p, bool bf16, int n, float *panel)     // bf16 or f16
+{
+    for (int k = 0; k < n; k += 2, p += 64, panel += 2 * G3__PANEL_ROWS) {
+        const __m512i q = _mm512_loadu_si512(p);
+        if (bf16) {
+            _mm512_storeu_ps(panel, _mm512_castsi512_ps(_mm512_slli_epi32(q, 16)));
+            _mm512_storeu_ps(panel + G3__PANEL_ROWS, _mm512_castsi512_ps(_mm512_and_si512(q, _mm512_set1_epi32((int)0xffff0000))));
+        } else {
+            _mm512_storeu_ps(panel, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(q)));
+            _mm512_storeu_ps(panel + G3__PANEL_ROWS, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(q, 16))));
+        }
+    }
+}
+
+// y[t][16 V] += scale * sum over k of panel[k][16 V] * x(t, k) for N rows of x: V N sums in registers.
+#define G3__TILE_AVX512(N, V)                                                                                               \
+G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const float *x, float *y)                           \
+{                                                                                                                           \
+    __m512 sum[V][N];                                                                                                       \
+    const float *w = g->panel;                                                                                              \
+    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col;                                                          \
+    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_setzero_ps();          \
+    for (int k = 0; k < g->k; k++, w += ld, x += col) {                                                                     \
+        __m512 p[V];                                                                                                        \
+        G3__UNROLL for (int v = 0; v < V; v++) p[v] = _mm512_loadu_ps(w + 16 * v);                                          \
+        G3__UNROLL for (int t = 0; t < N; t++) {                                                                            \
+            const __m512 s = _mm512_set1_ps(x[(size_t)t * row]);                                                            \
+            G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_fmadd_ps(p[v], s, sum[v][t]);                         \
+        }                                                                                                                   \
+    }                                                                                                                       \
+    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < V; v++) {                                         \
+        float *o = y + (size_t)t * g->y_row + 16 * v;                                                                       \
+        _mm512_storeu_ps(o, _mm512_fmadd_ps(sum[v][t], _mm512_loadu_ps(g->scale + 16 * v), _mm512_loadu_ps(o)));            \
+    }                                                                                                                       \
+}
+G3__TILE_AVX512(12, 2)
+G3__TILE_AVX512(4, 2)
+G3__TILE_AVX512(1, 2)
+G3__TILE_AVX512(12, 1)
+G3__TILE_AVX512(4, 1)
+G3__TILE_AVX512(1, 1)
+
+G3__AVX512 static void g3__product_avx512(const g3__product *g)
+{
+    const bool wide = g->lanes > 16;
+    const float *x = g->x;
+    float *y = g->y;
+    int t = 0;
+    for (; t + 12 <= g->n; t += 12, x += 12 * g->x_row, y += 12 * g->y_row) (wide ? g3__tile12x2_avx512 : g3__tile12x1_avx512)(g, x, y);
+    for (; t + 4 <= g->n; t += 4, x += 4 * g->x_row, y += 4 * g->y_row) (wide ? g3__tile4x2_avx512 : g3__tile4x1_avx512)(g, x, y);
+    for (; t < g->n; t++, x += g->x_row, y += g->y_row) (wide ? g3__tile1x2_avx512 : g3__tile1x1_avx512)(g, x, y);
+}
+
+G3__LANE_FUNCTIONS(avx512, G3__AVX512)
+
+static bool g3__here_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+        && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+// ---- AVX2 and FMA: two vectors are the sixteen lanes
+
+#define G3__AVX2 __attribute__((target("avx2,fma,f16c")))
+
+typedef struct g3__pair256 { __m256 low, high; } g3__pair256;
+
+// Sixteen values of a code are two tables of eight; bit 3 of the code, moved to the sign, chooses between them.
+G3__AVX2 static inline __m256 g3__look_avx2(__m256i q, int shift, __m256 small, __m256 large)
+{
+    const __m256i code = _mm256_srli_epi32(q, shift);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(small, code), _mm256_permutevar8x32_ps(large, code), _mm256_castsi256_ps(_mm256_slli_epi32(q, 28 - shift)));
+}
+
+G3__AVX2 static inline __m256 g3__scale_half_avx2(const g3__scales *s, const g3__nested *now, size_t at, int half)
+{
+    const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)((const char *)s->absmax + at)));
+    __m256 v = _mm256_mul_ps(_mm256_i32gather_ps(s->map, code, 4), _mm256_loadu_ps(now->scale + half));
+    G3__ROUNDED(v);
+    return _mm256_add_ps(v, _mm256_set1_ps(s->offset));
+}
+
+G3__AVX2 static inline g3__pair256 g3__scale_avx2(const g3__scales *s, g3__nested *now, int block)
+{
+    const size_t at = (size_t)block * 16;
+    g3__pair256 v;
+    if (s->map && now->left-- == 0) g3__nested_turn(now, s, block);
+    v.low  = s->map ? g3__scale_half_avx2(s, now, at, 0)     : _mm256_loadu_ps((const float *)s->absmax + at);
+    v.high = s->map ? g3__scale_half_avx2(s, now, at + 8, 8) : _mm256_loadu_ps((const float *)s->absmax + at + 8);
+    return v;
+}
+
+// One tile after another: two chains of additions are as quick here as the look-ups are.
+G3__AVX2 static void g3__dots_4bit_avx2(const g3__dots *d, float *y)
+{
+    const __m256 small = _mm256_loadu_ps(d->table), large = _mm256_loadu_ps(d->table + 8);
+    for (int t = 0; t < 4; t++, y += 16) {
+        const char *p = d->tile + (size_t)t * d->stride;
+        const float *x = d->x;
+        __m256 y0 = _mm256_loadu_ps(y), y1 = _mm256_loadu_ps(y + 8);
+        g3__nested now;
+        now.left = 0;
+        for (int b = 0; b < d->blocks; b++) {
+            const g3__pair256 scale = g3__scale_avx2(&d->scales[t], &now, b);
+            __m256 a0 = _mm256_setzero_ps(), a1 = a0;
+            for (int i = 0; i < d->block; i += 8, p += 64, x += 8) {
+                const __m256i q0 = _mm256_loadu_si256((const __m256i *)(const void *)p), q1 = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+                _mm_prefetch(p + 2048, _MM_HINT_T0);
+                G3__UNROLL for (int k = 0; k < 8; k++) {                         // columns 1, 0, 3, 2, 5, 4, 7, 6 from the low bits up
+                    const __m256 v = _mm256_set1_ps(x[k]);
+                    a0 = _mm256_fmadd_ps(g3__look_avx2(q0, 4 * (k ^ 1), small, large), v, a0);
+                    a1 = _mm256_fmadd_ps(g3__look_avx2(q1, 4 * (k ^ 1), small, large), v, a1);
+                }
+            }
+            y0 = _mm256_fmadd_ps(a0, scale.low, y0);
+            y1 = _mm256_fmadd_ps(a1, scale.high, y1);
+        }
+        _mm256_storeu_ps(y, y0); _mm256_storeu_ps(y + 8, y1);
+    }
+}
+
+G3__AVX2 static void g3__dots_bf16_avx2(const g3__dots *d, float *y)
+{
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+    for (int t = 0; t < 4; t++, y += 16) {
+        const char *p = d->tile + (size_t)t * d->stride;
+        const float *x = d->x;
+        __m256 y0 = _mm256_loadu_ps(y), y1 = _mm256_loadu_ps(y + 8);
+        for (int b = 0; b < d->blocks; b++) {
+            const int n = b == d->blocks - 1 ? d->last : d->block;
+            __m256 a0 = _mm256_setzero_ps(), a1 = a0;
+            for (int i = 0; i < n; i += 2, p += 64, x += 2) {
+                const __m256i q0 = _mm256_loadu_si256((const __m256i *)(const void *)p), q1 = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+                const __m256 u = _mm256_set1_ps(x[0]), v = _mm256_set1_ps(x[1]);
+                _mm_prefetch(p + 2048, _MM_HINT_T0);
+                a0 = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(q0, 16)), u, a0);
+                a1 = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(q1, 16)), u, a1);
+                a0 = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(q0, high)), v, a0);
+                a1 = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(q1, high)), v, a1);
+            }
+            y0 = _mm256_add_ps(y0, a0);
+            y1 = _mm256_add_ps(y1, a1);
+        }
+        _mm256_storeu_ps(y, y0); _mm256_storeu_ps(y + 8, y1);
+    }
+}
+
+G3__AVX2 static void g3__scales_avx2(const g3__scales *s, int first, int n, float *scale)
+{
+    g3__nested now;
+    now.left = 0;
+    for (int b = first; b < first + n; b++, scale += G3__PANEL_ROWS) {
+        const g3__pair256 v = g3__scale_avx2(s, &now, b);
+        _mm256_storeu_ps(scale, v.low); _mm256_storeu_ps(scale + 8, v.high);
+    }
+}
+
+G3__AVX2 static void g3__panel_4bit_avx2(const char *p, const float *code, int n, float *panel)
+{
+    const __m256 small = _mm256_loadu_ps(code), large = _mm256_loadu_ps(code + 8);
+    for (int i = 0; i < n; i += 8, p += 64, panel += 8 * G3__PANEL_ROWS) {
+        const __m256i q0 = _mm256_loadu_si256((const __m256i *)(const void *)p), q1 = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+        G3__UNROLL for (int k = 0; k < 8; k++) {
+            _mm256_storeu_ps(panel + k * G3__PANEL_ROWS, g3__look_avx2(q0, 4 * (k ^ 1), small, large));
+            _mm256_storeu_ps(panel + k * G3__PANEL_ROWS + 8, g3__look_avx2(q1, 4 * (k ^ 1), small, large));
+        }
+    }
+}
+
+G3__AVX2 static inline __m256 g3__half_avx2(__m256i q, bool bf16, bool second)       // one of the two numbers in each dword
+{
+    if (bf16) return _mm256_castsi256_ps(second ? _mm256_and_si256(q, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(q, 16));
+    const __m256i h = second ? _mm256_srli_epi32(q, 16) : _mm256_and_si256(q, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
+G3__AVX2 static void g3__panel_half_avx2(const char *p, bool bf16, int n, float *panel)
+{
+    for (int k = 0; k < n; k += 2, p += 64, panel += 2 * G3__PANEL_ROWS)
+        for (int half = 0; half < 2; half++) {
+            const __m256i q = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32 * half));
+            _mm256_storeu_ps(panel + 8 * half, g3__half_avx2(q, bf16, false));
+            _mm256_storeu_ps(panel + G3__PANEL_ROWS + 8 * half, g3__half_avx2(q, bf16, true));
+        }
+}
+
+// y[t][16] += scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 2 N sums in registers.
+#define G3__TILE_AVX2(N)                                                                                                    \
+G3__AVX2 static void g3__tile##N##_avx2(const g3__product *g, const float *w, const float *scale, const float *x, float *y) \
+{                                                                                                                           \
+    __m256 a[N], b[N];                                                                                                      \
+    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col;                                                          \
+    G3__UNROLL for (int t = 0; t < N; t++) a[t] = b[t] = _mm256_setzero_ps();                                               \
+    for (int k = 0; k < g->k; k++, w += ld, x += col) {                                                                     \
+        const __m256 u = _mm256_loadu_ps(w), v = _mm256_loadu_ps(w + 8);                                                    \
+        G3__UNROLL for (int t = 0; t < N; t++) {                                                                            \
+            const __m256 s = _mm256_set1_ps(x[(size_t)t * row]);                                                            \
+            a[t] = _mm256_fmadd_ps(u, s, a[t]);                                                                             \
+            b[t] = _mm256_fmadd_ps(v, s, b[t]);                                                                             \
+        }                                                                                                                   \
+    }                                                                                                                       \
+    G3__UNROLL for (int t = 0; t < N; t++) {                                                                                \
+        float *o = y + (size_t)t * g->y_row;                                                                                \
+        _mm256_storeu_ps(o, _mm256_fmadd_ps(a[t], _mm256_loadu_ps(scale), _mm256_loadu_ps(o)));                             \
+        _mm256_storeu_ps(o + 8, _mm256_fmadd_ps(b[t], _mm256_loadu_ps(scale + 8), _mm256_loadu_ps(o + 8)));                 \
+    }                                                                                                                       \
+}
+G3__TILE_AVX2(6)
+G3__TILE_AVX2(1)
+
+G3__AVX2 static void g3__product_avx2(const g3__product *g)
+{
+    for (int lane = 0; lane < g->lanes; lane += 16) {
+        const float *w = g->panel + lane, *scale = g->scale + lane, *x = g->x;
+        float *y = g->y + lane;
+        int t = 0;
+        for (; t + 6 <= g->n; t += 6, x += 6 * g->x_row, y += 6 * g->y_row) g3__tile6_avx2(g, w, scale, x, y);
+        for (; t < g->n; t++, x += g->x_row, y += g->y_row) g3__tile1_avx2(g, w, scale, x, y);
+    }
+}
+
+G3__LANE_FUNCTIONS(avx2, G3__AVX2)
+
+static bool g3__here_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
+
+// ---- NEON: four vectors are the sixteen lanes. Every ARM64 machine has it
+
+#ifdef G3__SIMD_NEON
+
+// A look-up goes by bytes: value n of a table of sixteen float32 lies in its bytes 4n .. 4n + 3.
+static inline float32x4_t g3__look_neon(uint32x4_t q, int shift, uint8x16x4_t table)
+{
+    const uint32x4_t code = vandq_u32(vshlq_u32(q, vdupq_n_s32(-shift)), vdupq_n_u32(15));
+    return vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), code, 0x04040404))));
+}
+
+static inline uint8x16x4_t g3__table_neon(const float table[16])
+{
+    uint8x16x4_t v;
+    for (int i = 0; i < 4; i++) v.val[i] = vreinterpretq_u8_f32(vld1q_f32(table + 4 * i));
+    return v;
+}
+
+static inline float32x4_t g3__half_neon(uint32x4_t q, bool bf16, bool second)    // one of the two numbers in each dword
+{
+    if (bf16) return vreinterpretq_f32_u32(second ? vandq_u32(q, vdupq_n_u32(0xffff0000)) : vshlq_n_u32(q, 16));
+    return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(second ? vshrq_n_u32(q, 16) : q)));
+}
+
+static void g3__scale_neon(const g3__scales *s, g3__nested *now, int block, float *scale)
+{
+    const size_t at = (size_t)block * 16;
+    if (!s->map) { memcpy(scale, (const float *)s->absmax + at, 16 * sizeof *scale); return; }
+    if (now->left-- == 0) g3__nested_turn(now, s, block);
+    for (int r = 0; r < 16; r++) scale[r] = s->map[((const uint8_t *)s->absmax)[at + (size_t)r]];
+    for (int r = 0; r < 16; r += 4) {
+        float32x4_t v = vmulq_f32(vld1q_f32(scale + r), vld1q_f32(now->scale + r));
+        G3__ROUNDED(v);
+        vst1q_f32(scale + r, vaddq_f32(v, vdupq_n_f32(s->offset)));
+    }
+}
+
+static void g3__dots_4bit_neon(const g3__dots *d, float *y)
+{
+    const uint8x16x4_t table = g3__table_neon(d->table);
+    for (int t = 0; t < 4; t++, y += 16) {
+        const char *p = d->tile + (size_t)t * d->stride;
+        const float *x = d->x;
+        g3__nested now;
+        now.left = 0;
+        for (int b = 0; b < d->blocks; b++) {
+            float32x4_t a[4];
+            float scale[16];
+            g3__scale_neon(&d->scales[t], &now, b, scale);
+            for (int v = 0; v < 4; v++) a[v] = vdupq_n_f32(0);
+            for (int i = 0; i < d->block; i += 8, p += 64, x += 8) {
+                G3__PREFETCH(p + 1024);
+                for (int v = 0; v < 4; v++) {
+                    const uint32x4_t q = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * v));
+                    G3__UNROLL for (int k = 0; k < 8; k++) a[v] = vfmaq_n_f32(a[v], g3__look_neon(q, 4 * (k ^ 1), table), x[k]);      // columns 1, 0, 3, 2, …
+                }
+            }
+            for (int v = 0; v < 4; v++) vst1q_f32(y + 4 * v, vfmaq_f32(vld1q_f32(y + 4 * v), a[v], vld1q_f32(scale + 4 * v)));
+        }
+    }
+}
+
+static void g3__dots_bf16_neon(const g3__dots *d, float *y)
+{
+    for (int t = 0; t < 4; t++, y += 16) {
+        const char *p = d->tile + (size_t)t * d->stride;
+        const float *x = d->x;
+        for (int b = 0; b < d->blocks; b++) {
+            const int n = b == d->blocks - 1 ? d->last : d->block;
+            float32x4_t a[4];
+            for (int v = 0; v < 4; v++) a[v] = vdupq_n_f32(0);
+            for (int i = 0; i < n; i += 2, p += 64, x += 2) {
+                G3__PREFETCH(p + 1024);
+                for (int v = 0; v < 4; v++) {
+                    const uint32x4_t q = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * v));
+                    a[v] = vfmaq_n_f32(a[v], g3__half_neon(q, true, false), x[0]);
+                    a[v] = vfmaq_n_f32(a[v], g3__half_neon(q, true, true), x[1]);
+                }
+            }
+            for (int v = 0; v < 4; v++) vst1q_f32(y + 4 * v, vaddq_f32(vld1q_f32(y + 4 * v), a[v]));
+        }
+    }
+}
+
+static void g3__scales_neon(const g3__scales *s, int first, int n, float *scale)
+{
+    g3__nested now;
+    now.left = 0;
+    for (int b = first; b < first + n; b++, scale += G3__PANEL_ROWS) g3__scale_neon(s, &now, b, scale);
+}
+
+static void g3__panel_4bit_neon(const char *p, const float *code, int n, float *panel)
+{
+    const uint8x16x4_t table = g3__table_neon(code);
+    for (int i = 0; i < n; i += 8, p += 64, panel += 8 * G3__PANEL_ROWS)
+        for (int v = 0; v < 4; v++) {
+            const uint32x4_t q = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * v));
+            G3__UNROLL for (int k = 0; k < 8; k++) vst1q_f32(panel + k * G3__PANEL_ROWS + 4 * v, g3__look_neon(q, 4 * (k ^ 1), table));
+        }
+}
+
+static void g3__panel_half_neon(const char *p, bool bf16, int n, float *panel)
+{
+    for (int k = 0; k < n; k += 2, p += 64, panel += 2 * G3__PANEL_ROWS)
+        for (int v = 0; v < 4; v++) {
+            const uint32x4_t q = vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * v));
+            vst1q_f32(panel + 4 * v, g3__half_neon(q, bf16, false));
+            vst1q_f32(panel + G3__PANEL_ROWS + 4 * v, g3__half_neon(q, bf16, true));
+        }
+}
+
+// y[t][16] += scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 4 N sums in registers.
+#define G3__TILE_NEON(N)                                                                                                    \
+static void g3__tile##N##_neon(const g3__product *g, const float *w, const float *scale, const float *x, float *y)          \
+{                                                                                                                           \
+    float32x4_t sum[N][4];                                                                                                  \
+    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < 4; v++) sum[t][v] = vdupq_n_f32(0);               \
+    for (int k = 0; k < g->k; k++, w += g->panel_ld, x += g->x_col) {                                                       \
+        float32x4_t p[4];                                                                                                   \
+        G3__UNROLL for (int v = 0; v < 4; v++) p[v] = vld1q_f32(w + 4 * v);                                                 \
+        G3__UNROLL for (int t = 0; t < N; t++)                                                                              \
+            G3__UNROLL for (int v = 0; v < 4; v++) sum[t][v] = vfmaq_n_f32(sum[t][v], p[v], x[(size_t)t * g->x_row]);       \
+    }                                                                                                                       \
+    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < 4; v++) {                                         \
+        float *o = y + (size_t)t * g->y_row + 4 * v;                                                                        \
+        vst1q_f32(o, vfmaq_f32(vld1q_f32(o), sum[t][v], vld1q_f32(scale + 4 * v)));                                         \
+    }                                                                                                                       \
+}
+G3__TILE_NEON(6)
+G3__TILE_NEON(1)
+
+static void g3__product_neon(const g3__product *g)
+{
+    for (int lane = 0; lane < g->lanes; lane += 16) {
+        const float *w = g->panel + lane, *scale = g->scale + lane, *x = g->x;
+        float *y = g->y + lane;
+        int t = 0;
+        for (; t + 6 <= g->n; t += 6, x += 6 * g->x_row, y += 6 * g->y_row) g3__tile6_neon(g, w, scale, x, y);
+        for (; t < g->n; t++, x += g->x_row, y += g->y_row) g3__tile1_neon(g, w, scale, x, y);
+    }
+}
+
+G3__LANE_FUNCTIONS(neon, )
+
+static bool g3__here_neon(void) { return true; }
+#endif
+
+// ---- the choice
+
+static const g3__simd g3__simds[] = {                    // the best first
+#ifdef G3__SIMD_X86
+    G3__SIMD_TABLE(avx512),
+    G3__SIMD_TABLE(avx2)
+#else
+    G3__SIMD_TABLE(neon)
+#endif
+};
+
+static const g3__ops g3__simd_ops = {
+    "cpu",
+    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
+    g3__cpu_embed, g3__simd_linear, g3__simd_norm, g3__cpu_rope, g3__simd_attend, g3__simd_add, g3__simd_geglu, g3__simd_gelu, g3__cpu_pool
+};
+#endif
+
+// The fastest loops that this machine can run, or those of that name ("c": none); NULL: the plain ones of >>cpu.
+static const g3__simd *g3__simd_pick(const char *name)
+{
+#ifdef G3__SIMD
+    for (int i = 0; i < G3__COUNT(g3__simds); i++)
+        if (g3__simds[i].here() && (!name || !strcmp(name, g3__simds[i].name))) return &g3__simds[i];
+#endif
+    (void)name;
+    return NULL;
+}
+
+static const g3__ops *g3__cpu_table(const g3__simd *v)
+{
+#ifdef G3__SIMD
+    if (v) return &g3__simd_ops;
+#endif
+    (void)v;
+    return &g3__cpu_ops;
+}
+// ------------------------------------------------------------------------------------------------------------------
 // >>public
 // Owns the entry points: checks arguments, replaces zeros by the defaults, calls the sections above. Nothing else here.
 
@@ -7221,6 +8679,7 @@ static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
     g3__zone_init(&m->keep, &m->heap);
     m->has_lock = g3__mutex_init(&m->lock);
     if (!m->has_lock) g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex");
+    m->simd = g3__simd_pick(desc->simd);
     if (!m->has_lock || !g3__model_desc_take(m, desc, err) || !g3__load_small(m, err)
         || !g3__session_resolve(&m->config, m->weights.vision, &m->first, &m->first, err)) { g3__model_free(m); return NULL; }
     g3__model_name(m);
@@ -7258,7 +8717,7 @@ static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of 
     if (m->desc.backend == G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend; G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK;
     if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
-    m->op = &g3__cpu_ops;
+    m->op = g3__cpu_table(m->simd);
     if (m->desc.screened_head) g3__log(m, G3_LOG_INFO, "screened_head: this build reads the whole head, with the same results");
     if (!g3__load_all(m, err)) return false;
     g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, g3__clock() - start, g3__pool_width(&m->pool));

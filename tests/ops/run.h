@@ -4,6 +4,8 @@
 
 typedef struct rig { g3__run r; g3__pool *pool; g3_error err; g3__heap heap; g3__row *rows; } rig;       // pool: on the heap, since a failing case leaves its threads behind
 
+static const g3__simd *rig_simd;       // the loops to test; NULL: plain C
+
 static void rig_open(rig *g, g3__shape shape, const g3_parallel *lent)
 {
     g3__acts_item item[G3__ACTS_ITEMS];
@@ -12,7 +14,8 @@ static void rig_open(rig *g, g3__shape shape, const g3_parallel *lent)
     g->pool = (g3__pool *)malloc(sizeof *g->pool);
     g3__pool_init(g->pool, shape.width, lent);
     g->rows = (g3__row *)calloc((size_t)shape.batch, sizeof *g->rows);
-    g->r.op = &g3__cpu_ops;
+    g->r.op = g3__cpu_table(rig_simd);
+    g->r.simd = rig_simd;
     g->r.err = &g->err;
     g->r.pool = g->pool;
     g->r.memory = &g->heap.a;
@@ -45,7 +48,7 @@ static g3__shape shape_of(int batch, int dim, int ffn, int heads, int kv_heads, 
 {
     g3__shape s = G3__ZERO;
     s.batch = batch; s.dim = dim; s.ffn = ffn; s.heads = heads; s.kv_heads = kv_heads; s.head_dim = head_dim;
-    s.gated = true; s.kinds = kinds; s.width = width;
+    s.gated = true; s.kinds = kinds; s.width = width; s.context = 2000;
     return s;
 }
 

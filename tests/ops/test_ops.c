@@ -56,6 +56,24 @@ static weight weight_open(g3__format format, size_t n, uint32_t blocksize, bool 
     return w;
 }
 
+// Whole rows, laid in tiles as the loader does it where the layout and the loops under test allow.
+static void weight_tile(weight *w, int rows, int cols, bool nested)
+{
+    const size_t row = (size_t)cols * g3__format_bits(w->bits.format) / 8, size = (size_t)rows * row, unit = nested ? 1 : 4;
+    if (!rig_simd || !g3__tiles(w->bits.format, rows, cols, w->bits.blocksize, nested ? w->bits.nested_blocksize : 0)) return;
+    char *p = (char *)malloc(size + 3), *q;                                      // three more: the loops for 4-bit codes may read what lies behind
+    g3__tile_copy(p, (const char *)w->bits.data, size, row, 4);
+    free(w->owned[0]);
+    w->bits.data = w->owned[0] = p;
+    w->bits.tiled = true;
+    if (w->bits.format != G3__NF4 && w->bits.format != G3__FP4) return;
+    const size_t per_row = (size_t)cols / w->bits.blocksize * unit;
+    q = (char *)malloc(per_row * (size_t)rows);
+    g3__tile_copy(q, (const char *)w->bits.absmax, per_row * (size_t)rows, per_row, unit);
+    free(w->owned[nested ? 1 : 2]);
+    w->bits.absmax = w->owned[nested ? 1 : 2] = q;
+}
+
 static void weight_close(weight *w) { for (int i = 0; i < 4; i++) free(w->owned[i]); free(w->value); }
 
 // ---- linear
@@ -78,12 +96,14 @@ static float *random_row(size_t n) { float *x = (float *)malloc(n * sizeof *x); 
 
 typedef struct stack { g3__mat W; weight part[3], bias[3]; } stack;
 
-static void stack_open(stack *s, int n_segs, const g3__format *format, const int *rows, int cols, uint32_t blocksize, bool nested, bool bias)
+static void stack_open(stack *s, int n_segs, const g3__format *format, const int *rows, int cols, uint32_t blocksize, bool nested, bool bias, bool transposed)
 {
     memset(s, 0, sizeof *s);
+    s->W.transposed = transposed;
     s->W.cols = cols; s->W.n_segs = n_segs;
     for (int i = 0; i < n_segs; i++) {
         s->part[i] = weight_open(format[i], (size_t)rows[i] * (size_t)cols, blocksize, nested);
+        if (!transposed) weight_tile(&s->part[i], rows[i], cols, nested);
         s->bias[i] = weight_open(i ? G3__F32 : G3__BF16, (size_t)rows[i], 64, false);
         s->W.seg[i].rows = rows[i];
         s->W.seg[i].bits = s->part[i].bits;
@@ -105,7 +125,7 @@ static double stack_value(const stack *s, int row, int col, double *bias)
 static int linear_matches(const stack *s, const float *y, const float *x, int n)
 {
     const int rows = s->W.rows, cols = s->W.cols;
-    const double unit = 6e-8 * (s->W.transposed ? cols + 2 : cols / 8 + 8);
+    const double blocks = s->W.transposed && !rig_simd ? cols + 2 : rig_simd ? G3__DENSE_BLOCK + cols / 32 + 4 : cols / 8 + 8, unit = 6e-8 * blocks;     // by vector units: blocks of at most 128 in order, then theirs
     for (int t = 0; t < n; t++)
         for (int i = 0; i < rows; i++) {
             double b, sum = 0, size = 0;
@@ -152,11 +172,46 @@ static int linear_all_formats_and_shapes(void)
                 static const uint32_t blocks[] = { 64, 32, 128 };
                 const int rows = 1 + (c * 5 + f) % 9, n = 1 + (c + f) % 5;
                 stack s;
-                stack_open(&s, 1, &formats[f], &rows, cols[c], blocks[(c + f) % 3], nested != 0, c % 2 != 0);
+                stack_open(&s, 1, &formats[f], &rows, cols[c], blocks[(c + f) % 3], nested != 0, c % 2 != 0, false);
                 const int line = linear_case(&s, n, 1);
                 stack_close(&s);
                 CHECK(line == 0);
             }
+    return 0;
+}
+
+static int linear_tiles(void)                                                     // whole tiles, and what is left after every four of them; few and many rows of x
+{
+    static const int rows[] = { 16, 64, 80, 176 }, cols[] = { 32, 128, 192, 640, 130, 516 }, n[] = { 1, 2, 3, 4, 5, 12, 13, 17, 26 };
+    int line = 0, i = 0;
+    for (int f = 0; f < G3__COUNT(formats); f++)
+        for (int r = 0; r < G3__COUNT(rows); r++)
+            for (int c = 0; c < G3__COUNT(cols) && !line; c++, i++) {
+                static const uint32_t blocks[] = { 64, 32, 128 };
+                stack s;
+                stack_open(&s, 1, &formats[f], &rows[r], cols[c], blocks[i % 3], i % 2 != 0, i % 5 == 0, false);
+                line = linear_case(&s, cols[c] > 600 ? n[i % 5] : n[i % G3__COUNT(n)], i % 7 ? 1 : 3);
+                stack_close(&s);
+            }
+    CHECK(line == 0);
+    return 0;
+}
+
+static int tiles_hold_what_the_rows_held(void)                                    // bit for bit
+{
+    float *y = (float *)malloc(640 * sizeof *y);
+    for (int i = 0; i < 2 * G3__COUNT(formats); i++) {
+        const int rows = 48, cols = 640;
+        weight w = weight_open(formats[i / 2], (size_t)(rows * cols), 64, i % 2 != 0);
+        weight_tile(&w, rows, cols, i % 2 != 0);
+        CHECK(w.bits.tiled == (rig_simd != NULL));
+        for (int r = 0; r < rows; r++) {
+            g3__decode_row(&w.bits, (uint64_t)r, (uint64_t)cols, y);
+            for (int c = 0; c < cols; c++) CHECK((double)y[c] == w.value[r * cols + c]);
+        }
+        weight_close(&w);
+    }
+    free(y);
     return 0;
 }
 
@@ -165,7 +220,7 @@ static int linear_vision_shapes(void)                                           
     for (int f = 0; f < G3__COUNT(formats); f++) {
         const int rows = 21;
         stack s;
-        stack_open(&s, 1, &formats[f], &rows, 4304, 64, f % 2 != 0, true);
+        stack_open(&s, 1, &formats[f], &rows, 4304, 64, f % 2 != 0, true, false);
         const int line = linear_case(&s, 3, 1);
         stack_close(&s);
         CHECK(line == 0);
@@ -180,7 +235,7 @@ static int linear_mixed_stacks_any_thread_count(void)
     for (int i = 0; i < 3; i++)
         for (int n = 1; n <= 5; n++) {
             stack s;
-            stack_open(&s, 3, mixed[i], rows[i], 1030 + i, 64, i % 2 != 0, i == 1);
+            stack_open(&s, 3, mixed[i], rows[i], 1030 + i, 64, i % 2 != 0, i == 1, false);
             const int line = linear_case(&s, n, n == 5 ? 4 : 2);
             stack_close(&s);
             CHECK(line == 0);
@@ -194,7 +249,7 @@ static int linear_many_rows(void)                                               
     for (int i = 0; i < G3__COUNT(n); i++) {
         const int rows = 35;
         stack s;
-        stack_open(&s, 1, &formats[i + 1], &rows, 70 + i, 64, false, false);
+        stack_open(&s, 1, &formats[i + 1], &rows, 70 + i, 64, false, false, false);
         const int line = linear_case(&s, n[i], i == 3 ? 4 : 1);
         stack_close(&s);
         CHECK(line == 0);
@@ -207,8 +262,7 @@ static int linear_transposed(void)
     static const int shape[][3] = { { 5, 7, 1 }, { 513, 72, 3 }, { 1100, 144, 4 }, { 64, 1, 2 } };      // out, in, n
     for (int i = 0; i < G3__COUNT(shape); i++) {
         stack s;
-        stack_open(&s, 1, &formats[i % 3], &shape[i][0], shape[i][1], 64, false, i == 1);
-        s.W.transposed = true;
+        stack_open(&s, 1, &formats[i % 3], &shape[i][0], shape[i][1], 64, false, i == 1, true);
         const int line = linear_case(&s, shape[i][2], 4);
         stack_close(&s);
         CHECK(line == 0);
@@ -298,7 +352,7 @@ static int linear_norms_its_input(void)
     float *x = random_row(72 * 3), *h = random_row(72 * 3), *a = random_row(19 * 3), *b = random_row(19 * 3);
     rig g;
     rig_open(&g, shape_of(n, cols, 1, 1, 1, 2, 0, 1), NULL);
-    stack_open(&s, 1, &formats[1], &rows, cols, 64, false, false);
+    stack_open(&s, 1, &formats[1], &rows, cols, 64, false, false, false);
     g.r.op->norm(&g.r, h, x, &norm, n);
     g.r.op->linear(&g.r, a, h, NULL, &s.W, n);
     g.r.op->linear(&g.r, b, x, &norm, &s.W, n);
@@ -430,6 +484,7 @@ static int attention_of_many_shapes_any_thread_count(void)
     static const struct { int heads, kv_heads, d, window, length, chunk; float theta, factor; } c[] = {
         { 4, 1, 32, 0, 150, 37, 1e6f, 8 }, { 4, 2, 16, 70, 200, 50, 1e4f, 1 }, { 2, 2, 72, 0, 90, 90, 0, 1 }, { 3, 1, 6, 1, 20, 20, 1e4f, 1 }, { 6, 1, 8, 64, 130, 129, 1e4f, 1 },
         { 32, 16, 128, 33, 70, 16, 1e4f, 1 }, { 8, 4, 256, 16, 40, 40, 1e6f, 8 }, { 5, 5, 2, 128, 300, 300, 1e4f, 1 },
+        { 4, 1, 24, 0, 800, 130, 1e6f, 8 }, { 2, 1, 16, 512, 800, 256, 1e4f, 1 }, { 36, 1, 4, 0, 300, 100, 1e4f, 1 },
     };
     for (int i = 0; i < G3__COUNT(c); i++) {
         model m = { c[i].heads, c[i].kv_heads, c[i].d, c[i].window, c[i].length, c[i].theta, c[i].factor, NULL, NULL };
@@ -703,7 +758,7 @@ static int embed_scales_and_skips(void)
     const g3__format two[] = { G3__BF16, G3__NF4 };
     stack s;
     rig g;
-    stack_open(&s, 2, two, rows, 7, 64, true, false);
+    stack_open(&s, 2, two, rows, 7, 64, true, false, false);
     rig_open(&g, shape_of(5, 7, 1, 1, 1, 2, 0, 1), NULL);
     float *y = guarded(11 * 7);
     for (int i = 0; i < 5 * 7; i++) y[i] = 99;
@@ -768,7 +823,7 @@ static int the_first_failure_sticks(void)
     stack s;
     rig g;
     float x[4] = { 1, 2, 3, 4 }, y[4] = { 7, 7, 7, 7 };
-    stack_open(&s, 1, &formats[0], &rows, 4, 64, false, false);
+    stack_open(&s, 1, &formats[0], &rows, 4, 64, false, false, false);
     rig_open(&g, shape_of(1, 4, 1, 1, 1, 2, 0, 1), NULL);
     void *p = g.r.op->alloc(&g.r, 100);
     CHECK(p && (uintptr_t)p % G3__ALIGN == 0);
@@ -800,9 +855,44 @@ static int scratch_sizes_do_not_overflow(void)
     return 0;
 }
 
-int main(void)
+#ifdef G3__SIMD
+static int exponentials(void)                     // of every size, against the C library's in double
+{
+    double worst = 0;
+    for (int i = 0; i < 400000; i++) {
+        float x[G3__QUERIES], score[64 * G3__QUERIES] = { 0 }, top[G3__QUERIES], sum[G3__QUERIES], fade[G3__QUERIES];
+        const float v = -87.0f + 87.0f * (float)i / 400000;
+        if (i % 8) continue;
+        for (int q = 0; q < G3__QUERIES; q++) { x[q] = v + (float)q * 2e-5f; if (x[q] > 0) x[q] = 0; score[q] = x[q]; top[q] = 0; sum[q] = 1; }
+        rig_simd->soften(score, 0, 1, top, sum, fade);
+        for (int q = 0; q < G3__QUERIES; q++) {
+            worst = fmax(worst, fabs((double)score[q] / exp((double)x[q]) - 1));
+            CHECK(fade[q] == 1 && top[q] == 0);
+        }
+    }
+    printf("    e^x is at most %.2g of itself away\n", worst);
+    CHECK(worst < 2.5e-7);
+    return 0;
+}
+
+static int what_is_masked_or_not_finite(void)     // -infinity weighs nothing, NaN is not lost
+{
+    float score[64 * G3__QUERIES], top[G3__QUERIES], sum[G3__QUERIES], fade[G3__QUERIES];
+    for (int i = 0; i < 64 * G3__QUERIES; i++) score[i] = i % G3__QUERIES == 1 ? -HUGE_VALF : i == 2 ? NAN : -1000.0f;
+    for (int q = 0; q < G3__QUERIES; q++) { top[q] = -1e30f; sum[q] = 0; }
+    rig_simd->soften(score, 0, 64, top, sum, fade);
+    CHECK(sum[0] == 64 && top[0] == -1000 && fade[0] == 0 && score[0] == 1);
+    CHECK(sum[1] == 0 && top[1] == -1e30f && fade[1] == 1 && score[1] == 0);
+    CHECK(sum[2] != sum[2]);
+    return 0;
+}
+#endif
+
+static void run_all(void)
 {
     RUN(linear_all_formats_and_shapes);
+    RUN(linear_tiles);
+    RUN(tiles_hold_what_the_rows_held);
     RUN(linear_vision_shapes);
     RUN(linear_mixed_stacks_any_thread_count);
     RUN(linear_many_rows);
@@ -826,5 +916,21 @@ int main(void)
     RUN(lent_threads_in_any_order);
     RUN(the_first_failure_sticks);
     RUN(scratch_sizes_do_not_overflow);
+}
+
+// Everything with the plain loops, then with those of each instruction set that this machine has.
+int main(void)
+{
+    run_all();
+#ifdef G3__SIMD
+    for (int i = 0; i < G3__COUNT(g3__simds); i++) {
+        rig_simd = &g3__simds[i];
+        printf("%s%s\n", rig_simd->name, rig_simd->here() ? "" : ": not on this machine");
+        if (!rig_simd->here()) continue;
+        run_all();
+        RUN(exponentials);
+        RUN(what_is_masked_or_not_finite);
+    }
+#endif
     return test_done();
 }
