@@ -227,7 +227,6 @@ typedef struct g3_model_desc {
     bool         no_weights;       // tokenizer, config and plan only
     bool         precise;          // float32 activations everywhere: slower, closest to the oracle
     bool         screened_head;    // an int8 copy of the head finds the candidates, exact rows decide: same greedy and top-k
-    const char  *simd;             // for tests and benchmarks: the vector units to use, "avx512", "avx2" or "neon", or "c" for none; NULL: the best here
     uint64_t     memory_limit;     // bytes the model and its sessions may take on the backend; 0: what is free
     const g3_session_desc *session; int sessions;   // what will be opened: must fit too, checked before any weight is read; NULL: one default session
     const char  *kernel_path;      // compile this file instead of the embedded kernels; a .ptx or .cubin is loaded as it is and needs no NVRTC
@@ -237,6 +236,7 @@ typedef struct g3_model_desc {
     g3_logger    logger;
     g3_progress  progress;         // bytes loaded; non-zero return cancels
     g3_parallel  parallel;
+    const char  *simd;             // for tests and benchmarks: the vector units to use, "avx512", "avx2" or "neon", or "c" for none; NULL: the best here
 } g3_model_desc;
 
 typedef struct g3_model_info {     // texts live as long as the model
@@ -3245,6 +3245,7 @@ typedef struct g3__config {
     int boi, eoi, image_token;                           // ids that frame and stand for a picture
     g3__vision_config vision;
     int stop[16], n_stop;                                // eos_token_id
+    int screen;                                          // rows of the head's int8 copy; 0: none
 } g3__config;
 
 // Where the settings are read from: inside text_config first, then at the top level.
@@ -3598,6 +3599,7 @@ static const g3__slot g3__proj_slots[G3__PROJ_SLOTS] = {{"mm_soft_emb_norm.weigh
 
 typedef struct g3__weights {
     int n, n_text;                                       // all; the first n_text are the decoder's
+    int screen;                                          // rows of the head's int8 copy; 0: none
     g3__weight *w;                                       // once | layers * text slots | vision once | layers * vision slots | projector
     bool vision;                                         // a tower is there
 } g3__weights;
@@ -4013,6 +4015,14 @@ typedef struct g3__layer {
 
 typedef struct g3__tower { int layers, dim; float embed_scale; g3__layer *layer; } g3__tower;
 
+// A head screened by an int8 copy of itself. Row r of W is near scale[r] codes[r], and |W[r] x - scale[r] codes[r] x| <= bound[r] |x| for every x
+// (Cauchy-Schwarz, with the norm of what rounding took away; the rounding of both sums is in it, too).
+typedef struct g3__screen {
+    int rows;                          // the first rows of the head: those that are ever drawn; a multiple of 16; 0: none
+    int8_t *codes;                     // [rows / 16][cols][16]
+    float *scale, *bound;              // [rows]
+} g3__screen;
+
 // ---- scratch: one list of buffers, from which the plan counts and the session carves
 
 enum {
@@ -4030,6 +4040,7 @@ typedef struct g3__shape {             // all that the size of a tower's scratch
     int kinds;                         // angle tables: text 2, vision 0
     int context;                       // positions that a single row may see; 0: a single row is never cut into parts
     int width;                         // bodies that may run at once: g3__pool_width
+    int screen;                        // rows of a screened head
 } g3__shape;
 
 typedef struct g3__acts {              // all float32
@@ -4045,10 +4056,11 @@ typedef struct g3__acts {              // all float32
     float *gain;                       // [2][max(dim, head_dim)]                   a norm's weights as float32
     float *work;                       // [width][g3__work_each]                    attention, one slice per body
     float *parts;                      // [g3__parts][heads][head_dim + 2]          a single row's attention, part by part
+    float *sieve;                      // [3][tiles of the screened head]           per tile: the most and the least its best row can be; the least again, to be sorted
 } g3__acts;
 
 typedef struct g3__acts_item { const char *name; size_t member; uint64_t count; } g3__acts_item;   // offset of the pointer in g3__acts; floats
-enum { G3__ACTS_ITEMS = 12 };
+enum { G3__ACTS_ITEMS = 13 };
 
 // a * b * c, or UINT64_MAX where that does not fit: the plan then finds it too large.
 static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
@@ -4086,6 +4098,7 @@ static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS
     G3__ITEM(gain,  2, G3__MAX(dim, head), 1);
     G3__ITEM(work,  (uint64_t)s->width, g3__work_each(s), 1);
     G3__ITEM(parts, g3__parts(s), q, head + 2);
+    G3__ITEM(sieve, 3, (uint64_t)s->screen / G3__TILE_ROWS, 1);
 #undef G3__ITEM
 }
 
@@ -4139,6 +4152,7 @@ struct g3__ops {
     void  (*geglu)   (g3__run *r, float *y, const float *gu, int m, int n);                                  // y[m] = gelu(gu[0..m)) * gu[m..2m)
     void  (*gelu)    (g3__run *r, float *y, int m, int n);
     void  (*pool)    (g3__run *r, float *y, const float *x, int side, int k, int dim);                       // means of k*k patches of a side*side grid
+    void  (*screen)  (g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, const g3__screen *s, int drawn, int k);     // y = W norm(x) for at least the k largest of `drawn` rows, else -infinity; NULL: not here
 };
 // ------------------------------------------------------------------------------------------------------------------
 // >>forward
@@ -4819,6 +4833,7 @@ struct g3_model {
     const g3__simd *simd;                                // the loops behind op; NULL: plain C, and rows lie as stored
     g3__tower text;
     g3__mat embed, head;
+    g3__screen screen;
     g3__norm final;
     g3__mutex lock;                                      // guards heap and users
     bool has_lock;
@@ -4903,6 +4918,7 @@ static const char *g3__weights_item(const g3__weights *s, int i)
 // Where the parts of every weight lie; place may be NULL while counting.
 typedef struct g3__place { char *data, *absmax, *nested_absmax, *nested_map; } g3__place;
 
+// place: [s->n + 1], the last for the screened head: codes, scales, bounds.
 static void g3__lay_model(g3__layout *l, const g3__weights *s, g3__place *place)
 {
     for (int i = 0; i < s->n; i++) {
@@ -4917,6 +4933,13 @@ static void g3__lay_model(g3__layout *l, const g3__weights *s, g3__place *place)
         if (w->nested_map) p.nested_map = (char *)g3__lay(l, kind, name, w->nested_map->bytes);
         if (place) place[i] = p;
     }
+    if (!s->screen) return;
+    g3__place p = G3__ZERO;
+    const uint64_t rows = (uint64_t)s->screen;
+    p.data = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * (uint64_t)s->w[G3__EMBED].cols);
+    p.absmax = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * sizeof(float));
+    p.nested_absmax = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * sizeof(float));
+    if (place) place[s->n] = p;
 }
 
 static int g3__ring_rows(const g3__config *c, const g3_session_desc *d, int layer)       // rows of one layer's cache
@@ -4957,6 +4980,7 @@ static g3__shape g3__text_shape(const g3__config *c, const g3_session_desc *d, i
     s.gated = true;
     s.kinds = 2;
     s.context = d->context;
+    s.screen = c->screen;
     s.width = width;
     return s;
 }
@@ -5453,7 +5477,7 @@ static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loa
         if (!g3__weight_tiled(m, w)) continue;
         largest = G3__MAX(largest, G3__MIN(w->data->bytes, G3__MAX((uint64_t)G3__CHUNK, w->data->bytes / (uint64_t)w->rows * G3__TILE_ROWS)));
     }
-    return m->shards.n * sizeof(g3__target) + chunks * sizeof(g3__chunk) + (uint64_t)m->weights.n * sizeof(g3__place) + largest * (uint64_t)G3__MAX(m->shards.src.files.width, 1);
+    return m->shards.n * sizeof(g3__target) + chunks * sizeof(g3__chunk) + ((uint64_t)m->weights.n + 1) * sizeof(g3__place) + largest * (uint64_t)G3__MAX(m->shards.src.files.width, 1);
 }
 
 static bool g3__load_finite(const g3_model *m, const g3__tensor *t, const char *at, g3_error *err)
@@ -5548,6 +5572,11 @@ static void g3__load_tower(g3_model *m, const g3__place *place)
     g3__mat_add(m, &m->embed, &w[G3__EMBED], &place[G3__EMBED]);
     g3__mat_add(m, &m->head, &w[head], &place[head]);
     m->final = g3__rms_norm(m, &w[G3__NORM], &place[G3__NORM], m->config.eps);
+    m->screen.rows = m->config.screen;
+    if (!m->screen.rows) return;
+    m->screen.codes = (int8_t *)(void *)place[m->weights.n].data;
+    m->screen.scale = (float *)(void *)place[m->weights.n].absmax;
+    m->screen.bound = (float *)(void *)place[m->weights.n].nested_absmax;
 }
 
 static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
@@ -5571,7 +5600,7 @@ static bool g3__load_all(g3_model *m, g3_error *err)
 {
     g3__layout l = G3__ZERO;
     uint64_t n = (uint64_t)m->weights.n;
-    g3__place *place = (g3__place *)g3__heap_alloc(&m->heap, n, sizeof *place, err);
+    g3__place *place = (g3__place *)g3__heap_alloc(&m->heap, n + 1, sizeof *place, err);
     m->text.layer = (g3__layer *)g3__zone_alloc(&m->keep, (uint64_t)m->config.layers, sizeof *m->text.layer, err);
     m->arena_bytes = g3__model_bytes(&m->weights);
     bool ok = place && m->text.layer && g3__arena_take(m, m->arena_bytes, &m->arena, err);
@@ -5581,7 +5610,7 @@ static bool g3__load_all(g3_model *m, g3_error *err)
         ok = g3__load_weights(m, place, err) && g3__load_check(m, place, err);
     }
     if (ok) g3__load_tower(m, place);
-    g3__heap_free(&m->heap, place, n, sizeof *place);
+    g3__heap_free(&m->heap, place, n + 1, sizeof *place);
     return ok;
 }
 
@@ -6101,19 +6130,37 @@ static const float *g3__logits_row(g3_session *s, int back)       // NULL: s->er
     return s->logits + (size_t)(s->kept - 1 - back) * (size_t)s->m->config.vocab;
 }
 
+static int g3__drawn_rows(const g3_model *m) { return m->has_tok ? G3__MIN(m->config.vocab, m->tok.n) : m->config.vocab; }
+
+// What a draw looks at: all logits, or with a screened head those that can be among its k largest. What the context penalises may fall
+// behind as many others, and what stands for a picture is not drawn; so that many more are wanted. NULL: s->err.
+static float *g3__draw_logits(g3_session *s, const g3_sampler *p)
+{
+    g3_model *m = s->m;
+    const bool penalty = p->repeat_penalty != 1 && p->repeat_penalty > 0;
+    int64_t k = (p->greedy ? 1 : p->top_k) + (m->config.multimodal ? 3 : 0) + (penalty && !p->greedy ? (int64_t)s->held : 0);
+    const bool whole = !m->screen.rows || !m->op->screen || p->logits_fn || p->logprobs || s->logits_done || (!p->greedy && (p->top_k < 1 || (penalty && p->repeat_penalty < 1)));
+    if (whole || k > m->screen.rows / 64) return (float *)(uintptr_t)g3__logits_row(s, 0);
+    if (s->done < s->held && !g3__advance(s, s->held, false)) return NULL;
+    if (!s->kept) return (float *)(uintptr_t)g3__logits_row(s, 0);
+    float *y = s->logits + (size_t)(s->kept - 1) * (size_t)m->config.vocab;
+    m->op->screen(&s->run, y, s->run.a.x + (size_t)(s->last - 1) * (size_t)m->head.cols, &m->final, &m->head, &m->screen, g3__drawn_rows(m), (int)k);
+    return s->err.code ? NULL : y;
+}
+
 // Ids that are drawn: those the tokenizer has, less the ones that stand for pictures.
 static int g3__draw_token(g3_session *s, const g3_sampler *p, float *logprob)        // the id, or a g3_result
 {
     g3__sample_in in = G3__ZERO;
     const g3__config *c = &s->m->config;
     int banned[3];
-    float *logits = (float *)(uintptr_t)g3__logits_row(s, 0);
+    float *logits = g3__draw_logits(s, p);
     if (!logits) return s->err.code;
     banned[0] = c->image_token;
     banned[1] = c->boi;
     banned[2] = c->eoi;
     in.logits = logits;
-    in.vocab = s->m->has_tok ? G3__MIN(c->vocab, s->m->tok.n) : c->vocab;
+    in.vocab = g3__drawn_rows(s->m);
     in.held = s->ids;
     in.n_held = s->held;
     in.banned = banned;
@@ -6282,7 +6329,7 @@ static const g3__ops *g3__probe_table(void)
 {
     static const g3__ops table = {
         "probe", NULL, NULL, NULL, NULL, g3__probe_begin, g3__probe_end, g3__probe_embed, g3__probe_linear, g3__probe_norm,
-        g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, NULL, NULL
+        g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, NULL, NULL, NULL
     };
     return &table;
 }
@@ -6619,6 +6666,8 @@ typedef struct g3__job {
     void (*work)(const struct g3__job *j, int first, int end, int piece);
     int units, step;                   // piece i is units [i step, (i + 1) step)
     int next;                          // >>simd: the first unit that no body has claimed
+    const g3__screen *screen;
+    float norm_x;                      // |x|
 } g3__job;
 
 static g3__job g3__cpu_job(g3__run *r, float *y, const float *x, int n, int m)
@@ -7261,7 +7310,7 @@ static void g3__cpu_pool(g3__run *r, float *y, const float *x, int side, int k, 
 static const g3__ops g3__cpu_ops = {
     "cpu",
     g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
-    g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool
+    g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool, NULL
 };
 // ------------------------------------------------------------------------------------------------------------------
 // >>simd
@@ -7294,6 +7343,7 @@ static const g3__ops g3__cpu_ops = {
 enum {
     G3__PANEL_ROWS = 32,               // rows of W that are decoded together: two tiles
     G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 16 KB of float32
+    G3__AHEAD      = 2048,             // bytes ahead of its use that the memory is asked for a line
     G3__FEW_ROWS   = 3                 // rows of x up to which weights are decoded in registers, once for each row
 };
 
@@ -7305,8 +7355,8 @@ typedef struct g3__scales {            // the scales of one tile's blocks: absma
 } g3__scales;
 
 typedef struct g3__dots {              // four tiles times one row of x
-    const char *tile;
-    size_t stride, ahead;              // from tile to tile; how far ahead the memory is asked for
+    const char *tile[4];
+    size_t size, jump;                 // bytes of a tile; from the end of a tile to the next one that will be read after it
     const float *table, *x;            // the sixteen values of a code
     int blocks, block, last;           // elements of a block, of the last block
     g3__scales scales[4];
@@ -7334,6 +7384,8 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*fade)(float *out, const float *fade, int n);                                      // out [n][32] *= fade
     void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n);     // [n][32]
     void (*norm)(float *y, const float *x, const float *gain, float scale, int n);           // y = x * scale * gain
+    void (*quantise)(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm);      // of the screen: [n][32] to [n][16]; code NULL: only the largest
+    void (*sieve)(const int8_t *const code[4], int n, const float *x, float y[64]);          // y = sum of code * x
     void (*sum)(float *x, const float *y, int n);                                            // x += y
 };
 
@@ -7421,8 +7473,9 @@ G3__INLINE void g3__soften_lanes(float *score, int from, int end, float *top, fl
 }
 
 typedef uint16_t g3__halves __attribute__((vector_size(16), aligned(2), may_alias));
-typedef int8_t   g3__chars  __attribute__((vector_size(8), aligned(1), may_alias));
-typedef uint8_t  g3__bytes8 __attribute__((vector_size(8), aligned(1), may_alias));
+typedef int16_t  g3__shorts __attribute__((vector_size(16), aligned(2), may_alias));
+typedef int16_t  g3__shorts16 __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int8_t   g3__chars16 __attribute__((vector_size(16), aligned(1), may_alias));
 
 // e4m3 without its sign is m 2^(e - 10), m = 8 + fraction, but m = fraction and e = 1 where e is 0: whole numbers times a power of two, exact.
 G3__INLINE void g3__e4m3_lanes(g3__lanes *y, const g3__words *c)
@@ -7448,12 +7501,15 @@ G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float 
             continue;
         }
         const float s = scales[row];
-        for (; i + G3__LANES <= d; i += G3__LANES) {
-            if (kv->format == G3_KV_INT8) { *(g3__lanes *)(dst + i) = __builtin_convertvector(*(const g3__chars *)(b + i), g3__lanes) * s; continue; }
-            const g3__words c = __builtin_convertvector(*(const g3__bytes8 *)(b + i), g3__words);
-            g3__lanes v;
-            g3__e4m3_lanes(&v, &c);
-            *(g3__lanes *)(dst + i) = v * s;
+        for (; i + 16 <= d; i += 16) {                   // compilers widen bytes in two steps, or one by one
+            int16_t wide[16];
+            *(g3__shorts16 *)wide = __builtin_convertvector(*(const g3__chars16 *)(const void *)(b + i), g3__shorts16);
+            for (int k = 0; k < 16; k += G3__LANES) {
+                const g3__ints c = __builtin_convertvector(*(const g3__shorts *)(wide + k), g3__ints);
+                g3__lanes v = __builtin_convertvector(c, g3__lanes);
+                if (kv->format == G3_KV_FP8) { const g3__words u = (g3__words)c & 255; g3__e4m3_lanes(&v, &u); }
+                *(g3__lanes *)(dst + i + k) = v * s;
+            }
         }
         for (; i < d; i++) dst[i] = (kv->format == G3_KV_INT8 ? (float)(int8_t)b[i] : g3__e4m3_to_f32(b[i])) * s;
     }
@@ -7496,6 +7552,30 @@ G3__INLINE void g3__merge_lanes(float *out, float *top, float *sum, const float 
     }
 }
 
+// Sixteen rows: the largest |w|, or code = w * 127 / largest with the squares of what is lost and of what there is.
+G3__INLINE void g3__quantise_lanes(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm)
+{
+    int16_t wide[16];
+    for (int k = 0; k < n; k++, panel += G3__PANEL_ROWS, code += code ? G3__TILE_ROWS : 0) {
+        for (int r = 0; r < G3__TILE_ROWS; r += G3__LANES) {
+            const g3__lanes w = G3__LOAD(panel + r), top = G3__LOAD(most + r), none = G3__ZERO, size = (g3__lanes)((g3__ints)w & 0x7fffffff);
+            if (!code) { *(g3__lanes *)(most + r) = G3__PICK(size > top, size, top); continue; }
+            const g3__lanes unit = top / 127.0f, q = G3__PICK(top > none, (w * (127.0f / top) + 12582912.0f) - 12582912.0f, none);   // 1.5 * 2^23: to the nearest whole number
+            const g3__lanes d = w - unit * q;
+            *(g3__shorts *)(wide + r) = __builtin_convertvector(__builtin_convertvector(q, g3__ints), g3__shorts);
+            *(g3__lanes *)(lost + r) += d * d;
+            *(g3__lanes *)(norm + r) += w * w;
+        }
+        if (code) *(g3__chars16 *)code = __builtin_convertvector(*(const g3__shorts16 *)wide, g3__chars16);
+    }
+}
+
+// Where the memory is asked ahead of column k: in the same tile, or in the one that will be read after it, three tiles on.
+G3__INLINE size_t g3__sieve_ahead(int k, int n)
+{
+    return (size_t)G3__AHEAD + ((size_t)k * G3__TILE_ROWS + G3__AHEAD < (size_t)n * G3__TILE_ROWS ? 0 : 3 * (size_t)n * G3__TILE_ROWS);
+}
+
 // The functions above, compiled for one instruction set.
 #define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
 target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y) { g3__widen_rows(kv, c, s, row, n, y); }   \
@@ -7504,10 +7584,11 @@ target static void g3__gelu_##isa(float *y, const float *gate, const float *up, 
 target static void g3__fade_##isa(float *out, const float *fade, int n) { g3__fade_lanes(out, fade, n); }                                   \
 target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n) { g3__merge_lanes(o, t, s, p, pt, ps, n); } \
 target static void g3__norm_##isa(float *y, const float *x, const float *gain, float scale, int n) { g3__norm_lanes(y, x, gain, scale, n); } \
-target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); }
+target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); } \
+target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *most, float *lost, float *norm) { g3__quantise_lanes(p, n, c, most, lost, norm); }
 
 #define G3__SIMD_TABLE(isa) { #isa, g3__here_##isa, g3__dots_4bit_##isa, g3__dots_bf16_##isa, g3__scales_##isa, g3__panel_4bit_##isa, g3__panel_half_##isa, g3__product_##isa, \
-    g3__widen_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__sum_##isa }
+    g3__widen_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
 
 // ---- work: bodies claim a few units at a time, so that a slow core does less; a body keeps its slice of scratch
 
@@ -7553,30 +7634,22 @@ static const char *g3__simd_tile(const g3__bits *w, int row, int cols)
 static bool g3__is_4bit(const g3__bits *w) { return w->format == G3__NF4 || w->format == G3__FP4; }
 static const float *g3__code_table(const g3__bits *w) { return w->format == G3__NF4 ? g3__nf4_table : g3__fp4_table; }
 
-// Up to four tiles times one row of x, straight from the codes: y[rows] += W x.
-static void g3__simd_dots(const g3__simd *v, const g3__bits *w, int row, int rows, int cols, const float *x, float *y)
+// Four tiles times one row of x, straight from the codes: y[4][16] += W x for the rows from row[0], row[1], …
+static void g3__simd_dots(const g3__simd *v, const g3__bits *w, const int row[4], int cols, const float *x, float *y)
 {
     g3__dots d = G3__ZERO;
-    float sum[64];
     const bool coded = g3__is_4bit(w);
-    d.tile = g3__simd_tile(w, row, cols);
-    d.stride = rows == 64 ? (size_t)(g3__simd_tile(w, row + G3__TILE_ROWS, cols) - d.tile) : 0;
-    d.ahead = G3__MIN((size_t)2048, d.stride);
+    for (int t = 0; t < 4; t++) d.tile[t] = g3__simd_tile(w, row[t], cols);
+    for (int t = 0; coded && t < 4; t++) d.scales[t] = g3__simd_scales(w, row[t], cols);
+    d.size = (size_t)cols * g3__format_bits(w->format) / 8 * G3__TILE_ROWS;
+    d.jump = row[3] - row[0] == 3 * G3__TILE_ROWS ? 3 * d.size : 0;
     d.x = x;
     d.block = coded ? (int)w->blocksize : G3__DENSE_BLOCK;
     d.blocks = (cols + d.block - 1) / d.block;
     d.last = cols - (d.blocks - 1) * d.block;
     if (coded) d.table = g3__code_table(w);
-    const size_t size = (d.stride ? 4 : 1) * (size_t)G3__TILE_ROWS * sizeof *y;
-    for (int at = 0; at < rows; at += d.stride ? 64 : G3__TILE_ROWS) {           // fewer than four: one after another, each four times
-        d.tile = g3__simd_tile(w, row + at, cols);
-        for (int t = 0; coded && t < 4; t++) d.scales[t] = g3__simd_scales(w, row + at + (d.stride ? t * G3__TILE_ROWS : 0), cols);
-        memcpy(sum, y + at, size);
-        if (!d.stride) memset(sum + G3__TILE_ROWS, 0, 3 * size);
-        if (coded) v->dots_4bit(&d, sum);
-        else       v->dots_bf16(&d, sum);
-        memcpy(y + at, sum, size);
-    }
+    if (coded) v->dots_4bit(&d, y);
+    else       v->dots_bf16(&d, y);
 }
 
 // Columns [k, k + n) of one tile into its half of a panel.
@@ -7644,8 +7717,11 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
     for (int t = 0; t < j->n; t++) {
         float *y = j->y + (size_t)t * (size_t)j->m + row0;
-        memcpy(y, bias, (size_t)rows * sizeof *y);
-        if (few) g3__simd_dots(v, &seg->bits, row, rows, cols, j->x + (size_t)t * (size_t)cols, y);
+        const int last = rows - G3__TILE_ROWS, at[4] = { row, row + G3__MIN(16, last), row + G3__MIN(32, last), row + G3__MIN(48, last) };
+        float sum[64];
+        memcpy(sum, bias, sizeof sum);
+        if (few) g3__simd_dots(v, &seg->bits, at, cols, j->x + (size_t)t * (size_t)cols, sum);
+        memcpy(y, sum, (size_t)rows * sizeof *y);
     }
     for (int i = 0; i < rows && !few; i += G3__PANEL_ROWS)
         g3__simd_panels(j, &seg->bits, row + i, G3__MIN(rows - i, G3__PANEL_ROWS), j->y + row0 + i);
@@ -7792,6 +7868,121 @@ static void g3__simd_geglu(g3__run *r, float *y, const float *gu, int m, int n)
 
 static void g3__simd_gelu(g3__run *r, float *y, int m, int n) { g3__simd_geglu(r, y, NULL, m, n); }
 
+
+// ---- a screened head
+
+typedef struct g3__screening { const g3__simd *v; const g3__mat *head; g3__screen *s; int next; } g3__screening;
+
+// Columns [k, k + n) of one tile as float32: panel [n][32], the first half of each.
+static void g3__simd_columns(const g3__simd *v, const g3__bits *w, int row, int cols, int k, int n, float *panel)
+{
+    float scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
+    g3__simd_half(v, w, g3__simd_tile(w, row, cols), k, n, panel);
+    if (!g3__is_4bit(w)) return;
+    const g3__scales s = g3__simd_scales(w, row, cols);
+    const int block = (int)w->blocksize;
+    v->scales(&s, k / block, n / block, scale);
+    for (int i = 0; i < n; i++)
+        for (int r = 0; r < G3__TILE_ROWS; r++) panel[i * G3__PANEL_ROWS + r] *= scale[i / block * G3__PANEL_ROWS + r];
+}
+
+// scale = largest |w| / 127, code = w / scale to the nearest, and in squares what that took away and what there was.
+static void g3__screen_tile(const g3__screening *c, int row)
+{
+    const int cols = c->head->cols;
+    const g3__bits *w = &c->head->seg[0].bits;
+    float panel[G3__PANEL_COLS * G3__PANEL_ROWS], most[G3__TILE_ROWS] = { 0 }, lost[G3__TILE_ROWS] = { 0 }, norm[G3__TILE_ROWS] = { 0 };
+    int8_t *code = c->s->codes + (size_t)row * (size_t)cols;
+    for (int pass = 0; pass < 2; pass++)
+        for (int k = 0; k < cols; k += G3__PANEL_COLS) {
+            const int n = G3__MIN(cols - k, G3__PANEL_COLS);
+            g3__simd_columns(c->v, w, row, cols, k, n, panel);
+            c->v->quantise(panel, n, pass ? code + (size_t)k * G3__TILE_ROWS : NULL, most, lost, norm);
+        }
+    const float slack = 6e-8f * (float)(G3__DENSE_BLOCK + cols / 32 + cols + 8);  // the roundings of the exact sum and of the screen's, relative to |w| |x|
+    for (int r = 0; r < G3__TILE_ROWS; r++) {
+        c->s->scale[row + r] = most[r] / 127;
+        c->s->bound[row + r] = (sqrtf(lost[r]) + slack * sqrtf(norm[r])) * 1.002f;
+    }
+}
+
+static void g3__screen_body(void *ctx, int i)
+{
+    g3__screening *c = (g3__screening *)ctx;
+    (void)i;
+    for (int row; (row = g3__atomic_add(&c->next, 16 * G3__TILE_ROWS)) < c->s->rows; )
+        for (int end = G3__MIN(row + 16 * G3__TILE_ROWS, c->s->rows); row < end; row += G3__TILE_ROWS) g3__screen_tile(c, row);
+}
+
+static void g3__screen_make(const g3__simd *v, g3__pool *pool, const g3__mat *head, g3__screen *s)
+{
+    g3__screening c;
+    c.v = v;
+    c.head = head;
+    c.s = s;
+    c.next = 0;
+    g3__pool_for(pool, g3__pool_width(pool), g3__screen_body, &c);
+}
+
+// Units: 64 rows. Per tile the most that its best row can be, per unit the least that its best row is.
+static void g3__simd_sieve(const g3__job *j, int first, int end, int piece)
+{
+    const g3__screen *s = j->screen;
+    const int cols = j->W->cols, tiles = s->rows / G3__TILE_ROWS;
+    (void)piece;
+    for (int u = first; u < end; u++) {
+        const int at = 4 * u, n = G3__MIN(4, tiles - at), drawn = G3__MIN(j->m - at * G3__TILE_ROWS, n * G3__TILE_ROWS);
+        const int8_t *code[4];
+        float near[64];
+        for (int t = 0; t < 4; t++) code[t] = s->codes + (size_t)(at + G3__MIN(t, n - 1)) * G3__TILE_ROWS * (size_t)cols;
+        j->r->simd->sieve(code, cols, j->x, near);
+        float *most = j->r->a.sieve + at, least = -HUGE_VALF;
+        for (int t = 0; t < n; t++) most[t] = -HUGE_VALF;
+        for (int r = 0; r < n * G3__TILE_ROWS; r++) {
+            const int row = at * G3__TILE_ROWS + r;
+            const float y = near[r] * s->scale[row], b = s->bound[row] * j->norm_x;
+            j->y[row] = -HUGE_VALF;
+            if (r >= drawn) continue;                                             // a row that is never drawn is nobody's rival
+            if (!(y + b <= most[r / G3__TILE_ROWS])) most[r / G3__TILE_ROWS] = y + b;
+            least = G3__MAX(least, y - b);
+        }
+        j->r->a.sieve[tiles + u] = least;
+    }
+}
+
+// Units: four of the tiles that were left, whose numbers follow the sieve.
+static void g3__simd_exact(const g3__job *j, int first, int end, int piece)
+{
+    const g3__bits *w = &j->W->seg[0].bits;
+    const int *left = (const int *)(const void *)(j->r->a.sieve + 2 * (j->screen->rows / G3__TILE_ROWS));
+    (void)piece;
+    for (int u = first; u < end; u++) {
+        int row[4];
+        float y[64] = { 0 };
+        for (int t = 0; t < 4; t++) row[t] = left[G3__MIN(4 * u + t, j->n - 1)] * G3__TILE_ROWS;
+        g3__simd_dots(j->r->simd, w, row, j->W->cols, j->x, y);
+        for (int t = 0; t < 4; t++) memcpy(j->y + row[t], y + t * G3__TILE_ROWS, G3__TILE_ROWS * sizeof *y);
+    }
+}
+
+// y[row] for at least the k largest of the first `drawn` rows, the very numbers of `linear`; -infinity for all that cannot be among them.
+// The k-th largest of the units' least is no larger than the k-th largest logit: what stays below it is out.
+static void g3__simd_screen(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, const g3__screen *s, int drawn, int k)
+{
+    if (g3__cpu_failed(r)) return;
+    const int tiles = s->rows / G3__TILE_ROWS, units = (tiles + 3) / 4;
+    int *left = (int *)(void *)(r->a.sieve + 2 * tiles);
+    if (norm) { g3__simd_norm(r, r->a.h, x, norm, 1); x = r->a.h; }
+    g3__job j = g3__cpu_job(r, y, x, 0, drawn);
+    j.W = W;
+    j.screen = s;
+    j.norm_x = (float)(sqrt(g3__cpu_squares(x, 0, W->cols)) * 1.000001);
+    if (k > units || !(j.norm_x <= FLT_MAX)) { g3__simd_linear(r, y, x, NULL, W, 1); return; }
+    g3__simd_split(&j, g3__simd_sieve, units, (double)s->rows * W->cols);
+    const float edge = g3__kth_largest(r->a.sieve + tiles, units, k);
+    for (int t = 0; t < tiles; t++) if (!(r->a.sieve[t] < edge)) left[j.n++] = t;
+    g3__simd_split(&j, g3__simd_exact, (j.n + 3) / 4, 64.0 * j.n * W->cols);
+}
 
 // ---- attend
 //
@@ -8061,7 +8252,8 @@ static void g3__simd_attend(g3__run *r, float *y, const float *qkv, const g3__at
 #ifdef G3__SIMD_X86
 #if !defined(__clang__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // g++ 12 warns of its own avx512fintrin.h
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // g++ 12 warns of its own avx512fintrin.h,
+#pragma GCC diagnostic ignored "-Wsign-conversion"       // and where intrinsics are macros, gcc -O0 of those
 #endif
 #define G3__AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 
@@ -8070,36 +8262,41 @@ static void g3__simd_attend(g3__run *r, float *y, const float *qkv, const g3__at
 G3__AVX512 static inline __m512 g3__scale_avx512(const g3__scales *s, g3__nested *now, int block)
 {
     if (!s->map) return _mm512_loadu_ps((const float *)s->absmax + (size_t)block * 16);
-    if (now->left-- == 0) g3__nested_turn(now, s, block);
+    if (now->left-- == 0) {
+        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), size = _mm512_set1_epi32((1 << s->shift) - 1);
+        const __m512i number = _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32(s->per_row)), _mm512_set1_epi32(s->first + block));
+        _mm512_storeu_ps(now->scale, _mm512_i32gather_ps(_mm512_srl_epi32(number, _mm_cvtsi32_si128(s->shift)), s->nested, 4));
+        now->left = (int)_mm512_reduce_min_epu32(_mm512_sub_epi32(size, _mm512_and_si512(number, size)));
+    }
     const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)((const char *)s->absmax + (size_t)block * 16)));
     __m512 v = _mm512_mul_ps(_mm512_i32gather_ps(code, s->map, 4), _mm512_loadu_ps(now->scale));
     G3__ROUNDED(v);
     return _mm512_add_ps(v, _mm512_set1_ps(s->offset));
 }
 
-// y[4][16] += scale * sum of codes * x over the blocks of four tiles, `stride` bytes apart. A dword of a row holds columns 1, 0, 3, 2, 5, 4, 7, 6
+// y[4][16] += scale * sum of codes * x over the blocks of four tiles. A dword of a row holds columns 1, 0, 3, 2, 5, 4, 7, 6
 // from the low bits up, and a look-up sees only the low four bits of its index: a load one byte on brings the next pair without a
 // shift. The last one reaches three bytes beyond the codes; in the arena their scales lie there.
 G3__AVX512 static void g3__dots_4bit_avx512(const g3__dots *d, float *y)
 {
     const __m512 table = _mm512_loadu_ps(d->table);
-    const char *p = d->tile;
-    const size_t s = d->stride;
+    const char *p = d->tile[0];
+    const ptrdiff_t p1 = d->tile[1] - p, p2 = d->tile[2] - p, p3 = d->tile[3] - p;
     const float *x = d->x;
     g3__nested now[4];
     __m512 y0 = _mm512_loadu_ps(y), y1 = _mm512_loadu_ps(y + 16), y2 = _mm512_loadu_ps(y + 32), y3 = _mm512_loadu_ps(y + 48);
     now[0].left = now[1].left = now[2].left = now[3].left = 0;
     for (int b = 0; b < d->blocks; b++) {
-        const size_t far = (size_t)(p - d->tile) + d->ahead < s ? d->ahead : d->ahead + 3 * s;
+        const size_t soon = G3__AHEAD + ((size_t)(p - d->tile[0]) + G3__AHEAD < d->size ? 0 : d->jump);
         const __m512 s0 = g3__scale_avx512(&d->scales[0], &now[0], b), s1 = g3__scale_avx512(&d->scales[1], &now[1], b);
         const __m512 s2 = g3__scale_avx512(&d->scales[2], &now[2], b), s3 = g3__scale_avx512(&d->scales[3], &now[3], b);
         __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0;
         for (int i = 0; i < d->block; i += 8, p += 64, x += 8) {
-            _mm_prefetch(p + far, _MM_HINT_T0); _mm_prefetch(p + s + far, _MM_HINT_T0);
-            _mm_prefetch(p + 2 * s + far, _MM_HINT_T0); _mm_prefetch(p + 3 * s + far, _MM_HINT_T0);
+            _mm_prefetch(p + soon, _MM_HINT_T0); _mm_prefetch(p + p1 + soon, _MM_HINT_T0);
+            _mm_prefetch(p + p2 + soon, _MM_HINT_T0); _mm_prefetch(p + p3 + soon, _MM_HINT_T0);
             G3__UNROLL for (int byte = 0; byte < 4; byte++) {
-                const __m512i q0 = _mm512_loadu_si512(p + byte), q1 = _mm512_loadu_si512(p + s + byte);
-                const __m512i q2 = _mm512_loadu_si512(p + 2 * s + byte), q3 = _mm512_loadu_si512(p + 3 * s + byte);
+                const __m512i q0 = _mm512_loadu_si512(p + byte), q1 = _mm512_loadu_si512(p + p1 + byte);
+                const __m512i q2 = _mm512_loadu_si512(p + p2 + byte), q3 = _mm512_loadu_si512(p + p3 + byte);
                 const __m512 u = _mm512_set1_ps(x[2 * byte]), v = _mm512_set1_ps(x[2 * byte + 1]);
                 a0 = _mm512_fmadd_ps(G3__NIBBLE_512(q0, 4, table), u, a0);
                 a1 = _mm512_fmadd_ps(G3__NIBBLE_512(q1, 4, table), u, a1);
@@ -8123,19 +8320,19 @@ G3__AVX512 static void g3__dots_4bit_avx512(const g3__dots *d, float *y)
 G3__AVX512 static void g3__dots_bf16_avx512(const g3__dots *d, float *y)
 {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000);
-    const char *p = d->tile;
-    const size_t s = d->stride;
+    const char *p = d->tile[0];
+    const ptrdiff_t p1 = d->tile[1] - p, p2 = d->tile[2] - p, p3 = d->tile[3] - p;
     __m512 y0 = _mm512_loadu_ps(y), y1 = _mm512_loadu_ps(y + 16), y2 = _mm512_loadu_ps(y + 32), y3 = _mm512_loadu_ps(y + 48);
     const float *x = d->x;
     for (int b = 0; b < d->blocks; b++) {
-        const size_t far = (size_t)(p - d->tile) + d->ahead < s ? d->ahead : d->ahead + 3 * s;
+        const size_t soon = G3__AHEAD + ((size_t)(p - d->tile[0]) + G3__AHEAD < d->size ? 0 : d->jump);
         const int n = b == d->blocks - 1 ? d->last : d->block;
         __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0;
         for (int i = 0; i < n; i += 2, p += 64, x += 2) {
-            const __m512i q0 = _mm512_loadu_si512(p), q1 = _mm512_loadu_si512(p + s), q2 = _mm512_loadu_si512(p + 2 * s), q3 = _mm512_loadu_si512(p + 3 * s);
+            const __m512i q0 = _mm512_loadu_si512(p), q1 = _mm512_loadu_si512(p + p1), q2 = _mm512_loadu_si512(p + p2), q3 = _mm512_loadu_si512(p + p3);
             const __m512 u = _mm512_set1_ps(x[0]), v = _mm512_set1_ps(x[1]);
-            _mm_prefetch(p + far, _MM_HINT_T0); _mm_prefetch(p + s + far, _MM_HINT_T0);
-            _mm_prefetch(p + 2 * s + far, _MM_HINT_T0); _mm_prefetch(p + 3 * s + far, _MM_HINT_T0);
+            _mm_prefetch(p + soon, _MM_HINT_T0); _mm_prefetch(p + p1 + soon, _MM_HINT_T0);
+            _mm_prefetch(p + p2 + soon, _MM_HINT_T0); _mm_prefetch(p + p3 + soon, _MM_HINT_T0);
             a0 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q0, 16)), u, a0);
             a1 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q1, 16)), u, a1);
             a2 = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(q2, 16)), u, a2);
@@ -8227,6 +8424,22 @@ G3__AVX512 static void g3__product_avx512(const g3__product *g)
     for (; t < g->n; t++, x += g->x_row, y += g->y_row) (wide ? g3__tile1x2_avx512 : g3__tile1x1_avx512)(g, x, y);
 }
 
+G3__AVX512 static void g3__sieve_avx512(const int8_t *const code[4], int n, const float *x, float *y)
+{
+    __m512 a[4];
+    G3__UNROLL for (int t = 0; t < 4; t++) a[t] = _mm512_setzero_ps();
+    for (int k = 0; k < n; k++) {
+        const __m512 v = _mm512_set1_ps(x[k]);
+        const size_t soon = g3__sieve_ahead(k, n);
+        G3__UNROLL for (int t = 0; t < 4; t++) {
+            const int8_t *c = code[t] + (size_t)k * 16;
+            if (k % 4 == 0) _mm_prefetch((const char *)c + soon, _MM_HINT_T0);
+            a[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)c))), v, a[t]);
+        }
+    }
+    for (int t = 0; t < 4; t++) _mm512_storeu_ps(y + 16 * t, a[t]);
+}
+
 G3__LANE_FUNCTIONS(avx512, G3__AVX512)
 
 static bool g3__here_avx512(void)
@@ -8271,7 +8484,7 @@ G3__AVX2 static void g3__dots_4bit_avx2(const g3__dots *d, float *y)
 {
     const __m256 small = _mm256_loadu_ps(d->table), large = _mm256_loadu_ps(d->table + 8);
     for (int t = 0; t < 4; t++, y += 16) {
-        const char *p = d->tile + (size_t)t * d->stride;
+        const char *p = d->tile[t];
         const float *x = d->x;
         __m256 y0 = _mm256_loadu_ps(y), y1 = _mm256_loadu_ps(y + 8);
         g3__nested now;
@@ -8299,7 +8512,7 @@ G3__AVX2 static void g3__dots_bf16_avx2(const g3__dots *d, float *y)
 {
     const __m256i high = _mm256_set1_epi32((int)0xffff0000);
     for (int t = 0; t < 4; t++, y += 16) {
-        const char *p = d->tile + (size_t)t * d->stride;
+        const char *p = d->tile[t];
         const float *x = d->x;
         __m256 y0 = _mm256_loadu_ps(y), y1 = _mm256_loadu_ps(y + 8);
         for (int b = 0; b < d->blocks; b++) {
@@ -8395,6 +8608,22 @@ G3__AVX2 static void g3__product_avx2(const g3__product *g)
     }
 }
 
+G3__AVX2 static void g3__sieve_avx2(const int8_t *const code[4], int n, const float *x, float *y)
+{
+    __m256 a[8];
+    G3__UNROLL for (int t = 0; t < 8; t++) a[t] = _mm256_setzero_ps();
+    for (int k = 0; k < n; k++) {
+        const __m256 v = _mm256_set1_ps(x[k]);
+        const size_t soon = g3__sieve_ahead(k, n);
+        G3__UNROLL for (int t = 0; t < 8; t++) {
+            const int8_t *c = code[t / 2] + (size_t)k * 16 + t % 2 * 8;
+            if (k % 4 == 0 && t % 2 == 0) _mm_prefetch((const char *)c + soon, _MM_HINT_T0);
+            a[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)c))), v, a[t]);
+        }
+    }
+    for (int t = 0; t < 8; t++) _mm256_storeu_ps(y + 8 * t, a[t]);
+}
+
 G3__LANE_FUNCTIONS(avx2, G3__AVX2)
 
 static bool g3__here_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -8444,7 +8673,7 @@ static void g3__dots_4bit_neon(const g3__dots *d, float *y)
 {
     const uint8x16x4_t table = g3__table_neon(d->table);
     for (int t = 0; t < 4; t++, y += 16) {
-        const char *p = d->tile + (size_t)t * d->stride;
+        const char *p = d->tile[t];
         const float *x = d->x;
         g3__nested now;
         now.left = 0;
@@ -8468,7 +8697,7 @@ static void g3__dots_4bit_neon(const g3__dots *d, float *y)
 static void g3__dots_bf16_neon(const g3__dots *d, float *y)
 {
     for (int t = 0; t < 4; t++, y += 16) {
-        const char *p = d->tile + (size_t)t * d->stride;
+        const char *p = d->tile[t];
         const float *x = d->x;
         for (int b = 0; b < d->blocks; b++) {
             const int n = b == d->blocks - 1 ? d->last : d->block;
@@ -8545,6 +8774,23 @@ static void g3__product_neon(const g3__product *g)
     }
 }
 
+static void g3__sieve_neon(const int8_t *const code[4], int n, const float *x, float *y)
+{
+    float32x4_t a[4][4];
+    for (int t = 0; t < 4; t++) for (int v = 0; v < 4; v++) a[t][v] = vdupq_n_f32(0);
+    for (int k = 0; k < n; k++)
+        G3__UNROLL for (int t = 0; t < 4; t++) {
+            const int8x16_t c = vld1q_s8(code[t] + (size_t)k * 16);
+            const int16x8_t low = vmovl_s8(vget_low_s8(c)), high = vmovl_s8(vget_high_s8(c));
+            if (k % 4 == 0) G3__PREFETCH(code[t] + (size_t)k * 16 + g3__sieve_ahead(k, n));
+            a[t][0] = vfmaq_n_f32(a[t][0], vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), x[k]);
+            a[t][1] = vfmaq_n_f32(a[t][1], vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))), x[k]);
+            a[t][2] = vfmaq_n_f32(a[t][2], vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), x[k]);
+            a[t][3] = vfmaq_n_f32(a[t][3], vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))), x[k]);
+        }
+    for (int t = 0; t < 4; t++) for (int v = 0; v < 4; v++) vst1q_f32(y + 16 * t + 4 * v, a[t][v]);
+}
+
 G3__LANE_FUNCTIONS(neon, )
 
 static bool g3__here_neon(void) { return true; }
@@ -8564,7 +8810,7 @@ static const g3__simd g3__simds[] = {                    // the best first
 static const g3__ops g3__simd_ops = {
     "cpu",
     g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
-    g3__cpu_embed, g3__simd_linear, g3__simd_norm, g3__cpu_rope, g3__simd_attend, g3__simd_add, g3__simd_geglu, g3__simd_gelu, g3__cpu_pool
+    g3__cpu_embed, g3__simd_linear, g3__simd_norm, g3__cpu_rope, g3__simd_attend, g3__simd_add, g3__simd_geglu, g3__simd_gelu, g3__cpu_pool, g3__simd_screen
 };
 #endif
 
@@ -8661,9 +8907,18 @@ static void g3__model_sums(g3_model *m)
         if (w[i].data) { m->parameters += g3__weight_count(&w[i]); m->weight_bytes += g3__weight_bytes(&w[i]); }
     for (int i = 0; i < m->weights.n_text; i++)          // what writing one token reads: the layers, and the head
         if (w[i].data && i != (w[G3__HEAD].data ? G3__EMBED : -1)) m->bytes_per_token += g3__weight_bytes(&w[i]);
+    if (m->config.screen) m->bytes_per_token += (uint64_t)m->config.screen * ((uint64_t)w[G3__EMBED].cols + 2 * sizeof(float)) - g3__weight_bytes(&w[w[G3__HEAD].data ? G3__HEAD : G3__EMBED]);
 }
 
 // Opens everything but the weights. On failure the caller still frees what is there.
+// The head gets an int8 copy of the rows that are ever drawn, where the loops for it exist and its own rows lie in tiles.
+static void g3__model_screen(g3_model *m)
+{
+    const g3__weight *head = &m->weights.w[m->weights.w[G3__HEAD].data ? G3__HEAD : G3__EMBED];
+    if (!m->desc.screened_head || !g3__weight_tiled(m, head) || (head->format != G3__BF16 && head->format != G3__NF4 && head->format != G3__FP4)) return;
+    m->config.screen = m->weights.screen = (int)g3__round_up((uint64_t)g3__drawn_rows(m), G3__TILE_ROWS);
+}
+
 static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
 {
     g3__heap heap;
@@ -8683,6 +8938,7 @@ static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
     if (!m->has_lock || !g3__model_desc_take(m, desc, err) || !g3__load_small(m, err)
         || !g3__session_resolve(&m->config, m->weights.vision, &m->first, &m->first, err)) { g3__model_free(m); return NULL; }
     g3__model_name(m);
+    g3__model_screen(m);
     g3__model_sums(m);
     return m;
 }
@@ -8718,8 +8974,11 @@ static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of 
     if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
     m->op = g3__cpu_table(m->simd);
-    if (m->desc.screened_head) g3__log(m, G3_LOG_INFO, "screened_head: this build reads the whole head, with the same results");
+    if (m->desc.screened_head && !m->config.screen) g3__log(m, G3_LOG_INFO, "screened_head: there are no loops for it on this machine or for this head; the whole head is read, with the same results");
     if (!g3__load_all(m, err)) return false;
+#ifdef G3__SIMD
+    if (m->screen.rows) g3__screen_make(m->simd, &m->pool, &m->head, &m->screen);
+#endif
     g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, g3__clock() - start, g3__pool_width(&m->pool));
     return true;
 }

@@ -69,6 +69,7 @@ typedef struct settings {
     g3_generate_desc  generate;
     bool              raw, plan, quiet, verbose, color;
     const char       *notes[MAX_NOTES], *note_flags[MAX_NOTES]; int n_notes;   // flags of other programs, and what happens instead
+    bool screen_if_it_fits;                              // --screened-head auto
 } settings;
 
 typedef enum flag_id {
@@ -304,7 +305,7 @@ static bool set_flag(settings *o, const flag *f, const char *name, const char *v
         exit(0);
     case F_PRECISE: o->open.precise = true; return true;
     case F_NO_VISION: o->open.no_vision = true; return true;
-    case F_SCREENED: return set_switch(name, v, false, &o->open.screened_head);
+    case F_SCREENED: o->screen_if_it_fits = !strcmp(v, "auto"); return set_switch(name, v, false, &o->open.screened_head);
     case F_MEMORY:  o->open.memory_limit = parse_bytes(v); return o->open.memory_limit || usage("%s: \"%s\" is not a size such as 24G or 500M", name, v);
     case F_PLAN:    o->plan = true; return true;
     case F_COLOR:   if (!set_switch(name, v ? v : "on", o->color, &on)) return false; o->color = on; return true;
@@ -841,11 +842,21 @@ static void greet(const chat *c)
          g3_session_stats(c->session).context, human_bytes(c->plan.total + c->plan.host, a, sizeof a));
 }
 
+// The 8-bit copy of the head makes writing faster; by default it is taken where it fits beside everything that was asked for.
+static bool plan_all(chat *c, settings *o, g3_error *err)
+{
+    o->open.screened_head = o->open.screened_head || (o->screen_if_it_fits && o->session.context >= 0);
+    if (g3_plan_memory(&o->open, &c->plan, err) != G3_OK) return false;
+    if (c->plan.fits || !o->screen_if_it_fits || !o->open.screened_head) return true;
+    o->open.screened_head = false;
+    return g3_plan_memory(&o->open, &c->plan, err) == G3_OK;
+}
+
 static int run(chat *c, settings *o)
 {
     g3_error err;
     bool ok = true;
-    if (g3_plan_memory(&o->open, &c->plan, &err) != G3_OK) { complain(err.text); return 1; }
+    if (!plan_all(c, o, &err)) { complain(err.text); return 1; }
     if (o->plan) { print_plan(stdout, &c->plan); return c->plan.fits ? 0 : 1; }
     if (!open_all(c, &err)) { complain(err.text); return term.interrupted ? 130 : 1; }
     if (o->system) c->system = copy_text(o->system);
@@ -864,6 +875,7 @@ int main(int argc, char **argv)
     char dir[4096];
     memset(&o, 0, sizeof o);
     memset(&c, 0, sizeof c);
+    o.screen_if_it_fits = true;
     o.color = is_terminal(2) && !getenv("NO_COLOR");
     if (!read_flags(&o, argc, argv)) return 2;
     term.quiet = o.quiet;
