@@ -274,6 +274,7 @@ typedef struct g3_plan {
     g3_plan_item items[48];                         // the sums above, one line each
 } g3_plan;
 G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_error *err);    // for desc->session and desc->sessions; a plan that does not fit is no error
+G3_API g3_plan   g3_model_get_plan(const g3_model *m);                                      // the one that this model was opened by
 
 // ---- session: one conversation; one thread at a time
 
@@ -4835,6 +4836,7 @@ struct g3_model {
     g3__mat embed, head;
     g3__screen screen;
     g3__norm final;
+    g3_plan plan;
     g3__mutex lock;                                      // guards heap and users
     bool has_lock;
     int users;                                           // the caller and every open session
@@ -8966,12 +8968,11 @@ static bool g3__model_plan(g3_model *m, g3_plan *p)      // settles m->first, to
 
 static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of opening: check that it fits, then load
 {
-    g3_plan p;
     double start = g3__clock();
-    bool fits = g3__model_plan(m, &p);
+    bool fits = g3__model_plan(m, &m->plan);
     if (m->desc.no_weights) return true;
     if (m->desc.backend == G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend; G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK;
-    if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, p.advice) == G3_OK;
+    if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, m->plan.advice) == G3_OK;
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
     m->op = g3__cpu_table(m->simd);
     if (m->desc.screened_head && !m->config.screen) g3__log(m, G3_LOG_INFO, "screened_head: there are no loops for it on this machine or for this head; the whole head is read, with the same results");
@@ -9031,6 +9032,12 @@ G3_API g3_model_info g3_model_get_info(const g3_model *m)
     i.parameters = m->parameters;
     i.weight_bytes = m->weight_bytes;
     return i;
+}
+
+G3_API g3_plan g3_model_get_plan(const g3_model *m)
+{
+    g3_plan none = G3__ZERO;
+    return m ? m->plan : none;
 }
 
 G3_API g3_model_desc g3_model_get_desc(const g3_model *m)

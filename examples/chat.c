@@ -824,10 +824,16 @@ static const char *choose_model(const char *asked, char *buf, size_t size)
     return NULL;
 }
 
+// The 8-bit copy of the head makes writing faster; by default it is taken where it fits beside all that was asked for.
 static bool open_all(chat *c, g3_error *err)
 {
-    c->model = g3_model_open(&c->o->open, err);
+    g3_model_desc with = c->o->open;
+    const bool maybe = c->o->screen_if_it_fits && c->o->session.context >= 0;
+    with.screened_head = with.screened_head || maybe;
+    c->model = g3_model_open(&with, err);
+    if (!c->model && maybe && err->code == G3_ERR_MEMORY) c->model = g3_model_open(&c->o->open, err);
     clear_bar();
+    c->plan = g3_model_get_plan(c->model);
     c->session = c->model ? g3_session_open(c->model, &c->o->session, err) : NULL;
     term.session = c->session;
     return c->session != NULL;
@@ -842,21 +848,11 @@ static void greet(const chat *c)
          g3_session_stats(c->session).context, human_bytes(c->plan.total + c->plan.host, a, sizeof a));
 }
 
-// The 8-bit copy of the head makes writing faster; by default it is taken where it fits beside everything that was asked for.
-static bool plan_all(chat *c, settings *o, g3_error *err)
-{
-    o->open.screened_head = o->open.screened_head || (o->screen_if_it_fits && o->session.context >= 0);
-    if (g3_plan_memory(&o->open, &c->plan, err) != G3_OK) return false;
-    if (c->plan.fits || !o->screen_if_it_fits || !o->open.screened_head) return true;
-    o->open.screened_head = false;
-    return g3_plan_memory(&o->open, &c->plan, err) == G3_OK;
-}
-
 static int run(chat *c, settings *o)
 {
     g3_error err;
     bool ok = true;
-    if (!plan_all(c, o, &err)) { complain(err.text); return 1; }
+    if (o->plan && g3_plan_memory(&o->open, &c->plan, &err) != G3_OK) { complain(err.text); return 1; }
     if (o->plan) { print_plan(stdout, &c->plan); return c->plan.fits ? 0 : 1; }
     if (!open_all(c, &err)) { complain(err.text); return term.interrupted ? 130 : 1; }
     if (o->system) c->system = copy_text(o->system);
