@@ -30,6 +30,8 @@ REAL    := $(patsubst tests/%.c,build/%,$(call real,$(SOURCES))) $(call real,$(S
 BENCH   := $(patsubst tests/%.c,build/%,$(wildcard tests/*/bench_*.c))
 SAN      = $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) build/asan/model/test_real_short $(patsubst tests/%.c,build/tsan/%,$(THREADS)) $(if $(HAS_MSAN),$(patsubst tests/%.c,build/msan/%,$(MEMORY)))
 MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c
+ARM64    = $(if $(HAS_ARM64),$(addprefix build/arm64/,unit/test_numbers unit/test_json unit/test_safetensors unit/test_tokenizer ops/test_ops ops/test_screen model/test_forward model/test_session))
+HAS_ARM64 = $(shell echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -static -x c - -o /dev/null 2>/dev/null && command -v qemu-aarch64)
 HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
@@ -94,9 +96,23 @@ sanitize:
 	-@$(MAKE) -k $(PARALLEL) $(SAN)
 	@sh tests/run.sh sanitize $(SAN)
 
-## bench: builds and runs tests/*/bench_*.c; speed is printed, never tested
-bench: $(BENCH)
+## test-arm64: cross-compiles for ARM64 and runs units, operations and tiny models under qemu; their times mean nothing
+test-arm64:
+	@sh tests/tools/need.sh gcc libc6-dev xz-utils gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+	@$(MAKE) $(PARALLEL) $(FIXTURES)
+	-@$(MAKE) -k $(PARALLEL) $(ARM64)
+	@sh tests/run.sh arm64 $(ARM64)
+
+## bench: how fast the 270M reads and writes beside this machine's own ceilings, then the parts; speed is printed, never tested
+bench: model build/bench $(BENCH)
+	@for m in gemma-3-270m-nf4 gemma-3-270m; do build/bench -m build/$$m && build/bench -m build/$$m --screened-head off && build/bench -m build/$$m --load || exit 1; done
+	@build/bench -m build/gemma-3-270m-nf4 -p 128 -d 8000 -n 32 && build/bench -m build/gemma-3-270m-nf4 -p 128 -d 128 -n 32
 	@for b in $(BENCH); do $$b || exit 1; done
+
+## bench-peer: builds llama.cpp from the PyPI source package llama-cpp-python, then reads and writes the same in turns with it
+bench-peer: model build/bench
+	@sh tests/tools/need.sh gcc libc6-dev g++ cmake python3 python3-venv
+	@python3 tests/tools/bench_peer.py
 
 ## sizes: the README's table of memory, planned from headers alone for the five published sizes
 sizes: build/tools/sizes
@@ -106,18 +122,18 @@ sizes: build/tools/sizes
 ci: packages
 	@$(MAKE) $(PARALLEL) all $(FIXTURES)
 	@$(MAKE) model
-	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(QUICK)) $(SAN)
-	@sh tests/run.sh ci $(REAL) $(QUICK) $(SAN)
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(QUICK)) $(SAN) $(ARM64)
+	@sh tests/run.sh ci $(REAL) $(QUICK) $(SAN) $(ARM64)
 
 ## help: this list
 help:
-	@sed -n 's/^## \([a-z]*\): /\1: /p' Makefile | awk -F': ' '{ name = $$1; sub(/^[a-z]*: /, ""); printf "make %-9s %s\n", name, $$0 }'
+	@sed -n 's/^## \([a-z0-9-]*\): /\1: /p' Makefile | awk -F': ' '{ name = $$1; sub(/^[a-z0-9-]*: /, ""); printf "make %-10s %s\n", name, $$0 }'
 
 # ---- how
 
 packages:
 	@sh tests/tools/need.sh gcc libc6-dev xz-utils
-	@sh tests/tools/need.sh --try g++ clang curl python3 libstb-dev libreadline-dev
+	@sh tests/tools/need.sh --try g++ clang curl python3 libstb-dev libreadline-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 PARALLEL = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 READLINE = $(shell sh tests/tools/readline.sh)
@@ -135,7 +151,8 @@ build/libgemma3.so: gemma3.h
 
 # Tests compile for speed of compiling; what runs on the real model, and the benchmarks, as users do. Shared helpers may go unused.
 TESTFLAGS = $(CFLAGS) -Wno-unused-function -g
-build/unit/% build/ops/% build/model/%: TESTFLAGS += -O1
+build/unit/% build/model/%: TESTFLAGS += -O1
+build/ops/%: TESTFLAGS = $(CFLAGS) -Wno-unused-function -g -O2
 build/ops/bench_% build/model/bench_% build/model/test_real_%: TESTFLAGS = $(CFLAGS) -Wno-unused-function -g
 build/unit/%: tests/unit/%.c
 	@mkdir -p $(@D)
@@ -155,6 +172,9 @@ build/asan/%: tests/%.c
 build/tsan/%: tests/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) $(TSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/arm64/%: tests/%.c
+	@mkdir -p $(@D)
+	aarch64-linux-gnu-gcc -O2 -std=c99 $(WARN) -Wno-unused-function -static -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/msan/%: tests/%.c
 	@mkdir -p $(@D)
 	clang -std=c99 -Wno-unused-function $(MSAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
@@ -164,5 +184,5 @@ build/golden/%.ok: tests/golden/%.tar.xz
 	@touch $@
 
 -include $(wildcard build/*.d build/*/*.d build/*/*/*.d)
-.PHONY: all model demo quick test clean distclean embed matrix sanitize bench sizes ci help packages
+.PHONY: all model demo quick test clean distclean embed matrix sanitize test-arm64 bench bench-peer sizes ci help packages
 .DELETE_ON_ERROR:

@@ -50,8 +50,9 @@
 //   converts). This version reads text on the CPU; pictures and CUDA are declared and answer G3_ERR_UNSUPPORTED with one sentence.
 //
 // BUILDING
-//   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. -O3 -march=native makes the plain C loops of
-//   >>cpu fast; -ffp-contract=off (implied by -std=c99) makes their bits the same on every machine of one instruction set.
+//   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
+//   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere they are
+//   plain C, and want -O3 and the compiler's flag for this machine. The same binary gives the same bits on machines of one instruction set.
 //   As a shared library: compile a file that holds just the two lines above with -shared -fPIC.
 //
 // THREE LEVELS
@@ -83,9 +84,10 @@
 //   the model (opening, closing and tokenising reach it), and so must a lent for_fn be when sessions run on several. The same bits come out for any number of threads.
 //
 // MEMORY
-//   g3_plan_memory says every byte before anything is taken, from config and headers alone. The model is one arena, each session is one arena;
+//   g3_plan_memory says every byte before anything is taken, from config and headers alone; g3_model_get_plan says it afterwards. The model is one arena, each session is one arena;
 //   after opening nothing is allocated, with one exception: text of more than about a thousand characters without a space takes scratch from
-//   the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows.
+//   the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows. screened_head adds an
+//   int8 copy of the vocabulary's table: most of what a small model reads for a token, at half the bytes, with the same tokens.
 //
 // ERRORS
 //   Calls return a g3_result or NULL and fill the caller's g3_error with one sentence: what failed, in which file, tensor or argument, and what
@@ -98,7 +100,7 @@
 //   treated as hostile: every length, offset, shape and name is checked before it is used.
 //
 // READING GUIDE
-//   Students: >>forward first (one page), then >>numbers, >>model, >>cpu; then in file order. Porters: >>platform and >>config.
+//   Students: >>forward first (one page), then >>numbers, >>model, >>cpu; then in file order, >>simd last. Porters: >>platform and >>config.
 
 // ------------------------------------------------------------------------------------------------------------------
 // >>api
@@ -226,7 +228,7 @@ typedef struct g3_model_desc {
     bool         no_vision;        // leave the vision tower out of memory
     bool         no_weights;       // tokenizer, config and plan only
     bool         precise;          // float32 activations everywhere: slower, closest to the oracle
-    bool         screened_head;    // an int8 copy of the head finds the candidates, exact rows decide: same greedy and top-k
+    bool         screened_head;    // an int8 copy of the head finds the candidates, exact rows decide: same greedy and top-k; without vector units nothing changes
     uint64_t     memory_limit;     // bytes the model and its sessions may take on the backend; 0: what is free
     const g3_session_desc *session; int sessions;   // what will be opened: must fit too, checked before any weight is read; NULL: one default session
     const char  *kernel_path;      // compile this file instead of the embedded kernels; a .ptx or .cubin is loaded as it is and needs no NVRTC

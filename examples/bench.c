@@ -50,7 +50,7 @@ static double load_average(void)
 
 // ---- ceilings
 
-typedef struct probe { char *data; size_t size; double result; int kind; pthread_barrier_t *start; } probe;
+typedef struct probe { char *data; size_t size; double result, from, to; int kind; pthread_barrier_t *start; } probe;
 
 typedef uint64_t words __attribute__((vector_size(64), may_alias));
 
@@ -111,31 +111,32 @@ static void *probe_thread(void *ctx)
 {
     probe *p = (probe *)ctx;
     pthread_barrier_wait(p->start);
+    p->from = now();
     if (p->kind < 2) read_all(p);
     else multiply_add(p);
-    pthread_barrier_wait(p->start);
+    p->to = now();
     return NULL;
 }
 
-static double probe_once(int kind, int threads, char *data, size_t size)         // seconds that all threads together took
+static double probe_once(int kind, int threads, char *data, size_t size)         // seconds from the first thread's start to the last one's end
 {
     pthread_t id[MAX_THREADS];
     static probe p[MAX_THREADS];
     pthread_barrier_t start;
-    double t;
-    pthread_barrier_init(&start, NULL, (unsigned)threads + 1);
+    double from = 1e300, to = 0;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++) {
         const size_t each = size / (size_t)threads / 4096 * 4096;
         p[i].data = data + (size_t)i * each; p[i].size = each; p[i].kind = kind; p[i].start = &start;
         if (pthread_create(&id[i], NULL, probe_thread, &p[i])) exit(fail("no more threads"));
     }
-    pthread_barrier_wait(&start);
-    t = now();
-    pthread_barrier_wait(&start);
-    t = now() - t;
-    for (int i = 0; i < threads; i++) pthread_join(id[i], NULL);
+    for (int i = 0; i < threads; i++) {
+        pthread_join(id[i], NULL);
+        if (p[i].from < from) from = p[i].from;
+        if (p[i].to > to) to = p[i].to;
+    }
     pthread_barrier_destroy(&start);
-    return t;
+    return to - from;
 }
 
 typedef struct ceilings { double read_gbs, one_read_gbs, gflops; } ceilings;

@@ -15,6 +15,7 @@ if [ "$1" = --one ]; then                                    # --one LOGDIR PROG
     case $prog in
         *.sh) run="sh $prog" ;;
         *.py) run="python3 $prog" ;;
+        build/arm64/*) run="qemu-aarch64 ./$prog" ;;
         *)    run=./$prog ;;
     esac
     if [ ! -f "$prog" ]; then

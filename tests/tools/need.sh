@@ -18,6 +18,10 @@ have() {
         xz-utils)        command -v xz ;;
         python3-pip)     python3 -m pip --version ;;
         libreadline-dev) header readline/readline.h ;;
+        gcc-aarch64-linux-gnu) command -v aarch64-linux-gnu-gcc ;;
+        libc6-dev-arm64-cross) test -f /usr/aarch64-linux-gnu/include/stdio.h ;;
+        qemu-user)       command -v qemu-aarch64 ;;
+        python3-venv)    python3 -c "import ensurepip" ;;
         libstb-dev)      header stb/stb_image.h || header stb_image.h ;;
         *)               command -v "$1" ;;
     esac >/dev/null 2>&1
