@@ -7347,6 +7347,8 @@ static const g3__ops g3__cpu_ops = {
 enum {
     G3__PANEL_ROWS = 32,               // rows of W that are decoded together: two tiles
     G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 16 KB of float32
+    G3__UNIT_ROWS  = 64,               // rows of W that a thread claims at least,
+    G3__MOST_UNITS = 4,                // and that many times as many at most for one product
     G3__AHEAD      = 2048,             // bytes ahead of its use that the memory is asked for a line
     G3__FEW_ROWS   = 3                 // rows of x up to which weights are decoded in registers, once for each row
 };
@@ -7607,7 +7609,7 @@ static void g3__simd_split(g3__job *j, void (*work)(const g3__job *, int, int, i
     const int width = j->r->shape.width, most = cost < (double)G3__GRAIN * width ? (int)(cost / (double)G3__GRAIN) : width;
     j->work = work;
     j->units = units;
-    j->step = G3__MAX(units / (32 * width), 1);
+    j->step = G3__MAX(G3__MIN(units / (8 * width), j->n > G3__FEW_ROWS ? G3__MOST_UNITS : units / (32 * width)), 1);
     j->next = 0;
     if (G3__MIN(most, units) <= 1) work(j, 0, units, 0);
     else g3__pool_for(j->r->pool, G3__MIN(most, units), g3__simd_body, j);
@@ -7678,57 +7680,66 @@ static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile
         }
 }
 
-// y[t][rows] += W x[t] for all rows t of x and up to two tiles: panel after panel.
+// Columns [k, k + n) of up to two tiles, and the scales of their blocks.
+static void g3__simd_panel(const g3__job *j, const g3__bits *w, int row, int rows, int k, int n, float *panel, float *scale)
+{
+    const g3__simd *v = j->r->simd;
+    for (int half = 0; half < rows; half += G3__TILE_ROWS) {
+        g3__simd_half(v, w, g3__simd_tile(w, row + half, j->W->cols), k, n, panel + half);
+        if (!g3__is_4bit(w)) continue;
+        const g3__scales s = g3__simd_scales(w, row + half, j->W->cols);
+        v->scales(&s, k / (int)w->blocksize, n / (int)w->blocksize, scale + half);
+    }
+}
+
+// y[t][rows] += W x[t] for all rows t of x. All rows of W go through the same columns before the next columns come, since those of x
+// fill a good part of the second cache and would else be fetched from further away for every panel.
 static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, float *y)
 {
     float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
-    const g3__simd *v = j->r->simd;
     const bool coded = g3__is_4bit(w);
     const int cols = j->W->cols, block = coded ? (int)w->blocksize : G3__DENSE_BLOCK;
     g3__product g = G3__ZERO;
-    g.panel_ld = G3__PANEL_ROWS; g.x_row = (size_t)cols; g.x_col = 1; g.y_row = (size_t)j->m; g.lanes = rows;
+    g.panel_ld = G3__PANEL_ROWS; g.x_row = (size_t)cols; g.x_col = 1; g.y_row = (size_t)j->m;
     for (int i = 0; i < G3__PANEL_ROWS; i++) scale[i] = 1.0f;
-    for (int k = 0; k < cols; k += G3__PANEL_COLS) {
-        const int n = G3__MIN(cols - k, G3__PANEL_COLS);
-        for (int half = 0; half < rows; half += G3__TILE_ROWS) {
-            g3__simd_half(v, w, g3__simd_tile(w, row + half, cols), k, n, panel + half);
-            if (!coded) continue;
-            const g3__scales s = g3__simd_scales(w, row + half, cols);
-            v->scales(&s, k / block, n / block, scale + half);
+    for (int k = 0; k < cols; k += G3__PANEL_COLS)
+        for (int r = 0; r < rows; r += G3__PANEL_ROWS) {
+            const int n = G3__MIN(cols - k, G3__PANEL_COLS);
+            g.lanes = G3__MIN(rows - r, G3__PANEL_ROWS);
+            g3__simd_panel(j, w, row + r, g.lanes, k, n, panel, scale);
+            for (int t = 0; t < j->n; t += g.n)
+                for (int b = 0; b < n; b += block) {
+                    g.n = G3__MIN(j->n - t, 12);
+                    g.k = G3__MIN(n - b, block);
+                    g.panel = panel + (size_t)b * G3__PANEL_ROWS;
+                    g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
+                    g.x = j->x + (size_t)t * (size_t)cols + k + b;
+                    g.y = y + (size_t)t * (size_t)j->m + r;
+                    j->r->simd->product(&g);
+                }
         }
-        for (int t = 0; t < j->n; t += g.n)
-            for (int b = 0; b < n; b += block) {
-                g.n = G3__MIN(j->n - t, 48);
-                g.k = G3__MIN(n - b, block);
-                g.panel = panel + (size_t)b * G3__PANEL_ROWS;
-                g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
-                g.x = j->x + (size_t)t * (size_t)cols + k + b;
-                g.y = y + (size_t)t * (size_t)j->m;
-                v->product(&g);
-            }
-    }
 }
 
 static bool g3__simd_few(const g3__bits *w, int n) { return n <= G3__FEW_ROWS && (g3__is_4bit(w) || w->format == G3__BF16); }
 
-// y[t][row0 + i] = W[row + i] x[t] + b[row + i] for up to 64 rows i of a segment whose rows lie interleaved.
+// y[t][row0 + i] = W[row + i] x[t] + b[row + i] for up to 256 rows i of a segment whose rows lie interleaved.
 static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row0, int rows)
 {
-    const g3__simd *v = j->r->simd;
-    const int cols = j->W->cols;
     const bool few = g3__simd_few(&seg->bits, j->n);
-    float bias[64] = { 0 };
+    const int cols = j->W->cols;
+    float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    for (int t = 0; t < j->n; t++) {
-        float *y = j->y + (size_t)t * (size_t)j->m + row0;
-        const int last = rows - G3__TILE_ROWS, at[4] = { row, row + G3__MIN(16, last), row + G3__MIN(32, last), row + G3__MIN(48, last) };
-        float sum[64];
-        memcpy(sum, bias, sizeof sum);
-        if (few) g3__simd_dots(v, &seg->bits, at, cols, j->x + (size_t)t * (size_t)cols, sum);
-        memcpy(y, sum, (size_t)rows * sizeof *y);
-    }
-    for (int i = 0; i < rows && !few; i += G3__PANEL_ROWS)
-        g3__simd_panels(j, &seg->bits, row + i, G3__MIN(rows - i, G3__PANEL_ROWS), j->y + row0 + i);
+    for (int t = 0; t < j->n; t++) memcpy(j->y + (size_t)t * (size_t)j->m + row0, bias, (size_t)rows * sizeof *bias);
+    if (!few) { g3__simd_panels(j, &seg->bits, row, rows, j->y + row0); return; }
+    for (int i = 0; i < rows; i += G3__UNIT_ROWS)
+        for (int t = 0; t < j->n; t++) {
+            const int n = G3__MIN(rows - i, G3__UNIT_ROWS), last = n - G3__TILE_ROWS;            // fewer than four tiles: the last one again
+            const int at[4] = { row + i, row + i + G3__MIN(16, last), row + i + G3__MIN(32, last), row + i + G3__MIN(48, last) };
+            float sum[G3__UNIT_ROWS];
+            memcpy(sum, bias + i, sizeof sum);
+            g3__simd_dots(j->r->simd, &seg->bits, at, cols, j->x + (size_t)t * (size_t)cols, sum);
+            memcpy(j->y + (size_t)t * (size_t)j->m + row0 + i, sum, (size_t)n * sizeof *sum);
+        }
 }
 
 static void g3__simd_linear_units(const g3__job *j, int first, int end, int piece)          // units: 64 rows of one segment
@@ -7737,11 +7748,11 @@ static void g3__simd_linear_units(const g3__job *j, int first, int end, int piec
     (void)piece;
     for (int s = 0; s < j->W->n_segs; s++) {
         const g3__seg *seg = &j->W->seg[s];
-        const int units = (seg->rows + 63) / 64, stop = G3__MIN(end - unit, units);
-        for (int u = G3__MAX(first - unit, 0); u < stop; u++) {
-            const int row = u * 64, rows = G3__MIN(seg->rows - row, 64);
-            if (seg->bits.tiled) { g3__simd_rows(j, seg, row, base + row, rows); continue; }
-            for (int i = 0; i < rows; i += G3__TILE) g3__cpu_linear_tile(j, seg, row + i, base + row + i, G3__MIN(rows - i, G3__TILE));
+        const int units = (seg->rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS, stop = G3__MIN((end - unit) * G3__UNIT_ROWS, seg->rows);
+        for (int row = G3__MAX(first - unit, 0) * G3__UNIT_ROWS, n; row < stop; row += n) {
+            n = G3__MIN(stop - row, G3__UNIT_ROWS * G3__MOST_UNITS);
+            if (seg->bits.tiled) { g3__simd_rows(j, seg, row, base + row, n); continue; }
+            for (int i = 0; i < n; i += G3__TILE) g3__cpu_linear_tile(j, seg, row + i, base + row + i, G3__MIN(n - i, G3__TILE));
         }
         unit += units;
         base += seg->rows;
@@ -7794,7 +7805,7 @@ static void g3__simd_linear(g3__run *r, float *y, const float *x, const g3__norm
     g3__job j = g3__cpu_job(r, y, x, n, W->rows);
     g3__cpu_pairs(tables, g3__nf4_table);
     g3__cpu_pairs(tables + 512, g3__fp4_table);
-    for (int s = 0; s < W->n_segs; s++) units += (W->seg[s].rows + 63) / 64;
+    for (int s = 0; s < W->n_segs; s++) units += (W->seg[s].rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS;
     if (W->transposed) units = (W->rows + G3__PANEL_ROWS - 1) / G3__PANEL_ROWS;
     if (norm) { g3__simd_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
     j.W = W;
