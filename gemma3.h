@@ -51,7 +51,7 @@
 //
 // BUILDING
 //   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
-//   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere they are
+//   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere (MSVC, gcc for Windows) they are
 //   plain C, and want -O3 and the compiler's flag for this machine. The same binary gives the same bits on machines of one instruction set.
 //   As a shared library: compile a file that holds just the two lines above with -shared -fPIC.
 //
@@ -7329,7 +7329,8 @@ static const g3__ops g3__cpu_ops = {
 // added in order, by fused multiply-adds; the block's sum times its scale is added to the row's. This holds for one row of x and for a
 // thousand, and whoever does it, so prompts, single tokens and any number of threads give the same bits.
 
-#if !defined(GEMMA3_NO_SIMD) && defined(G3__GNU_VECTORS) && defined(__x86_64__)
+// gcc for Windows leaves the stack aligned to 16 bytes and spills wider vectors as if it were aligned to theirs (its bug 54412).
+#if !defined(GEMMA3_NO_SIMD) && defined(G3__GNU_VECTORS) && defined(__x86_64__) && (!defined(_WIN32) || defined(__clang__))
 #define G3__SIMD_X86 1
 #include <immintrin.h>
 #define G3__ROUNDED(v) __asm__("" : "+v"(v))       // keeps the compiler from fusing what must be rounded
@@ -7729,7 +7730,7 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     const int cols = j->W->cols;
     float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    for (int t = 0; t < j->n; t++) memcpy(j->y + (size_t)t * (size_t)j->m + row0, bias, (size_t)rows * sizeof *bias);
+    for (int t = 0; t < j->n && !few; t++) memcpy(j->y + (size_t)t * (size_t)j->m + row0, bias, (size_t)rows * sizeof *bias);
     if (!few) { g3__simd_panels(j, &seg->bits, row, rows, j->y + row0); return; }
     for (int i = 0; i < rows; i += G3__UNIT_ROWS)
         for (int t = 0; t < j->n; t++) {
@@ -8459,8 +8460,9 @@ G3__LANE_FUNCTIONS(avx512, G3__AVX512)
 
 static bool g3__here_avx512(void)
 {
+    __builtin_cpu_init();
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-        && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");       // and with AVX2 always F16C
 }
 
 // ---- AVX2 and FMA: two vectors are the sixteen lanes
@@ -8641,7 +8643,11 @@ G3__AVX2 static void g3__sieve_avx2(const int8_t *const code[4], int n, const fl
 
 G3__LANE_FUNCTIONS(avx2, G3__AVX2)
 
-static bool g3__here_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool g3__here_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");       // and with AVX2 always F16C
+}
 #if !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
