@@ -7949,14 +7949,14 @@ static void g3__simd_sieve(const g3__job *j, int first, int end, int piece)
     for (int u = first; u < end; u++) {
         const int at = 4 * u, n = G3__MIN(4, tiles - at), drawn = G3__MIN(j->m - at * G3__TILE_ROWS, n * G3__TILE_ROWS);
         const int8_t *code[4];
-        float near[64];
+        float about[64];
         for (int t = 0; t < 4; t++) code[t] = s->codes + (size_t)(at + G3__MIN(t, n - 1)) * G3__TILE_ROWS * (size_t)cols;
-        j->r->simd->sieve(code, cols, j->x, near);
+        j->r->simd->sieve(code, cols, j->x, about);
         float *most = j->r->a.sieve + at, least = -HUGE_VALF;
         for (int t = 0; t < n; t++) most[t] = -HUGE_VALF;
         for (int r = 0; r < n * G3__TILE_ROWS; r++) {
             const int row = at * G3__TILE_ROWS + r;
-            const float y = near[r] * s->scale[row], b = s->bound[row] * j->norm_x;
+            const float y = about[r] * s->scale[row], b = s->bound[row] * j->norm_x;
             j->y[row] = -HUGE_VALF;
             if (r >= drawn) continue;                                             // a row that is never drawn is nobody's rival
             if (!(y + b <= most[r / G3__TILE_ROWS])) most[r / G3__TILE_ROWS] = y + b;
