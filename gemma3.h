@@ -7386,10 +7386,10 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*panel_half)(const char *tile, bool bf16, int n, float *panel);                    // bf16 or f16
     void (*product)(const g3__product *g);
     void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst);    // n rows of the cache as float32
-    void (*soften)(float *score, int from, int end, float *top, float *sum, float *fade);    // score [64][32]
+    void (*soften)(float *score, int from, int end, float *top, float *sum, float *fade, int lanes);   // score [64][32]; the first `lanes`, a multiple of 8
     void (*gelu)(float *y, const float *gate, const float *up, int n);                       // y = gelu(gate) * up; up NULL: without
-    void (*fade)(float *out, const float *fade, int n);                                      // out [n][32] *= fade
-    void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n);     // [n][32]
+    void (*fade)(float *out, const float *fade, int n, int lanes);                           // out [n][32] *= fade
+    void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int lanes);     // [n][32]
     void (*norm)(float *y, const float *x, const float *gain, float scale, int n);           // y = x * scale * gain
     void (*quantise)(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm);      // of the screen: [n][32] to [n][16]; code NULL: only the largest
     void (*sieve)(const int8_t *const code[4], int n, const float *x, float y[64]);          // y = sum of code * x
@@ -7458,9 +7458,9 @@ G3__INLINE void g3__gelu_row(float *y, const float *gate, const float *up, int n
 }
 
 // Scores [64][32] of keys [from, end) become e^(s - m), the maximum m and the sum are brought up to date, and fade is what the old sums are worth now.
-G3__INLINE void g3__soften_lanes(float *score, int from, int end, float *top, float *sum, float *fade)
+G3__INLINE void g3__soften_lanes(float *score, int from, int end, float *top, float *sum, float *fade, int lanes)
 {
-    for (int q = 0; q < G3__QUERIES; q += G3__LANES) {
+    for (int q = 0; q < lanes; q += G3__LANES) {
         const g3__lanes old = G3__LOAD(top + q);
         g3__lanes most = old, total, f;
         for (int i = from; i < end; i++) { const g3__lanes s = G3__LOAD(score + i * G3__QUERIES + q); most = G3__PICK(s > most, s, most); }
@@ -7536,16 +7536,16 @@ G3__INLINE void g3__sum_lanes(float *x, const float *y, int n)
     for (; i < n; i++) x[i] += y[i];
 }
 
-G3__INLINE void g3__fade_lanes(float *out, const float *fade, int n)
+G3__INLINE void g3__fade_lanes(float *out, const float *fade, int n, int lanes)
 {
     for (int k = 0; k < n; k++, out += G3__QUERIES)
-        for (int q = 0; q < G3__QUERIES; q += G3__LANES) *(g3__lanes *)(out + q) *= G3__LOAD(fade + q);
+        for (int q = 0; q < lanes; q += G3__LANES) *(g3__lanes *)(out + q) *= G3__LOAD(fade + q);
 }
 
 // Two softmaxes over different keys become one: each is worth e^(its maximum - the common one).
-G3__INLINE void g3__merge_lanes(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n)
+G3__INLINE void g3__merge_lanes(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int lanes)
 {
-    for (int q = 0; q < G3__QUERIES; q += G3__LANES) {
+    for (int q = 0; q < lanes; q += G3__LANES) {
         const g3__lanes a = G3__LOAD(top + q), b = G3__LOAD(part_top + q), most = G3__PICK(b > a, b, a);
         g3__lanes f = a - most, g = b - most;
         g3__exp_lanes(&f);
@@ -7586,10 +7586,10 @@ G3__INLINE size_t g3__sieve_ahead(int k, int n)
 // The functions above, compiled for one instruction set.
 #define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
 target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y) { g3__widen_rows(kv, c, s, row, n, y); }   \
-target static void g3__soften_##isa(float *score, int a, int b, float *top, float *sum, float *fade) { g3__soften_lanes(score, a, b, top, sum, fade); }     \
+target static void g3__soften_##isa(float *score, int a, int b, float *top, float *sum, float *fade, int lanes) { g3__soften_lanes(score, a, b, top, sum, fade, lanes); }     \
 target static void g3__gelu_##isa(float *y, const float *gate, const float *up, int n) { g3__gelu_row(y, gate, up, n); }                    \
-target static void g3__fade_##isa(float *out, const float *fade, int n) { g3__fade_lanes(out, fade, n); }                                   \
-target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n) { g3__merge_lanes(o, t, s, p, pt, ps, n); } \
+target static void g3__fade_##isa(float *out, const float *fade, int n, int lanes) { g3__fade_lanes(out, fade, n, lanes); }                                   \
+target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n, int lanes) { g3__merge_lanes(o, t, s, p, pt, ps, n, lanes); } \
 target static void g3__norm_##isa(float *y, const float *x, const float *gain, float scale, int n) { g3__norm_lanes(y, x, gain, scale, n); } \
 target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); } \
 target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *most, float *lost, float *norm) { g3__quantise_lanes(p, n, c, most, lost, norm); }
@@ -8087,7 +8087,8 @@ static void g3__look_mask(const g3__looking *u, int panel, int block, int from, 
     }
 }
 
-static int g3__look_lanes(const g3__looking *u) { return G3__MIN(u->n, u->per) * u->heads > 16 ? 32 : 16; }
+static int g3__look_used(const g3__looking *u)  { return (int)g3__round_up((uint64_t)(G3__MIN(u->n, u->per) * u->heads), G3__LANES); }     // lanes that hold a query
+static int g3__look_lanes(const g3__looking *u) { return g3__look_used(u) > 16 ? 32 : 16; }
 
 // Scores and their softmax for keys [from, end) of a block, for every panel.
 static void g3__look_keys(const g3__looking *u, const float *keys, int block, int from, int end)
@@ -8106,9 +8107,9 @@ static void g3__look_keys(const g3__looking *u, const float *keys, int block, in
         g.y = score + from * G3__QUERIES;
         u->v->product(&g);
         g3__look_mask(u, p, block, from, end, score);
-        u->v->soften(score, from, end, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, fade);
-        for (int i = 0; i < G3__QUERIES; i++) faded |= fade[i] != 1.0f;
-        if (faded) u->v->fade(out, fade, (int)d);
+        u->v->soften(score, from, end, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, fade, g3__look_used(u));
+        for (int i = 0; i < g3__look_used(u); i++) faded |= fade[i] != 1.0f;
+        if (faded) u->v->fade(out, fade, (int)d, g3__look_used(u));
     }
 }
 
@@ -8144,7 +8145,7 @@ static void g3__look_merge(const g3__looking *u)         // whole += part
     const size_t d = (size_t)u->att->head_dim;
     for (int p = 0; p < u->panels; p++)
         u->v->merge(u->whole + (size_t)p * G3__QUERIES * d, u->top + p * G3__QUERIES, u->sum + p * G3__QUERIES,
-                    u->part + (size_t)p * G3__QUERIES * d, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, (int)d);
+                    u->part + (size_t)p * G3__QUERIES * d, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, (int)d, g3__look_used(u));
 }
 
 static void g3__look_end(const g3__looking *u)           // y = out / sum, out of the lanes

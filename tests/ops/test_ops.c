@@ -864,7 +864,7 @@ static int exponentials(void)                     // of every size, against the 
         const float v = -87.0f + 87.0f * (float)i / 400000;
         if (i % 8) continue;
         for (int q = 0; q < G3__QUERIES; q++) { x[q] = v + (float)q * 2e-5f; if (x[q] > 0) x[q] = 0; score[q] = x[q]; top[q] = 0; sum[q] = 1; }
-        rig_simd->soften(score, 0, 1, top, sum, fade);
+        rig_simd->soften(score, 0, 1, top, sum, fade, G3__QUERIES);
         for (int q = 0; q < G3__QUERIES; q++) {
             worst = fmax(worst, fabs((double)score[q] / exp((double)x[q]) - 1));
             CHECK(fade[q] == 1 && top[q] == 0);
@@ -880,7 +880,7 @@ static int what_is_masked_or_not_finite(void)     // -infinity weighs nothing, N
     float score[64 * G3__QUERIES], top[G3__QUERIES], sum[G3__QUERIES], fade[G3__QUERIES];
     for (int i = 0; i < 64 * G3__QUERIES; i++) score[i] = i % G3__QUERIES == 1 ? -HUGE_VALF : i == 2 ? NAN : -1000.0f;
     for (int q = 0; q < G3__QUERIES; q++) { top[q] = -1e30f; sum[q] = 0; }
-    rig_simd->soften(score, 0, 64, top, sum, fade);
+    rig_simd->soften(score, 0, 64, top, sum, fade, G3__QUERIES);
     CHECK(sum[0] == 64 && top[0] == -1000 && fade[0] == 0 && score[0] == 1);
     CHECK(sum[1] == 0 && top[1] == -1e30f && fade[1] == 1 && score[1] == 0);
     CHECK(sum[2] != sum[2]);
