@@ -133,7 +133,16 @@ void drv_invalidate(CUgraph graph);
 void drv_event_done(CUevent event);
 CUresult drv_stream_arg(CUstream *stream);                  // the default stream for NULL; an error for a dead handle
 
-struct CUmod_st { drv_object object; void *core; drv_range **globals; size_t nglobals; CUfunction functions; };
+typedef struct drv_registers { char name[128]; int count; } drv_registers;
+struct CUmod_st {
+    drv_object object;
+    void *core;
+    drv_range **globals;
+    size_t nglobals;
+    CUfunction functions;
+    drv_registers *registers;                               // what ptxas says, by kernel
+    size_t nregisters;
+};
 struct CUfunc_st {
     drv_object object;
     CUmodule module;
@@ -147,6 +156,9 @@ struct CUfunc_st {
 struct CUctx_st { drv_object object; int uses; bool primary; };
 
 void drv_module_free(CUmodule module);
+int drv_registers_set(const char *value);                   // "ptxas", a file with its log, or "estimate"
+void drv_registers_load(CUmodule module, const char *ptx);
+int drv_registers_of(CUmodule module, const char *name, int max_threads);
 
 // ---- state
 

@@ -1,5 +1,5 @@
 // drv_ctl.c: owns what a test sets and asks: the card and its faults by FAKECUDA="field=value,..." or by fakecuda_set, and cuGetProcAddress.
-// Fields: name, cc, sms, driver, devices, memory, reserved, seed, guard, quiet, counters (a file), fail (call:n:code); all others are the interpreter's.
+// Fields: name, cc, sms, driver, devices, memory, reserved, seed, guard, quiet, registers, counters (a file), fail (call:n:code); all others are the interpreter's.
 #define _GNU_SOURCE
 #include "driver.h"
 #include "fakecuda_control.h"
@@ -76,6 +76,7 @@ static int set(const char *key, const char *value)
 {
     int quiet = 0;
     if (!strcmp(key, "fail")) return set_fail(value);
+    if (!strcmp(key, "registers")) return drv_registers_set(value);
     if (!strcmp(key, "quiet")) {
         if (set_int(&quiet, value, 1) < 0) return -1;
         drv_reports_quiet(quiet);
@@ -185,6 +186,8 @@ void fakecuda_reset(void)
     drop_fails();
     drv_card_defaults(&drv.card);
     core_set("defaults", "");
+    drv_reports_quiet(0);
+    drv_registers_set("estimate");
     core_counters_reset();
     fakecuda_reports_clear();
     read_environment();

@@ -96,6 +96,7 @@ void drv_module_free(CUmodule m)
     core_unload(m);
     for (size_t i = 0; i < m->nglobals; i++) drv_mem_free(m->globals[i]);
     free(m->globals);
+    free(m->registers);
     drv_free(m);
 }
 
@@ -115,8 +116,8 @@ static CUresult load(CUmodule *out, const char *image, char *log, size_t cap)
     drv_mem_open();
     CUmodule m = drv_new(DRV_MODULE, sizeof *m);
     r = core_load(m, image, log, cap);
-    if (r != CUDA_SUCCESS) drv_module_free(m);
-    else *out = m;
+    if (r == CUDA_SUCCESS) drv_registers_load(m, image), *out = m;
+    else drv_module_free(m);
     return r;
 }
 
@@ -150,7 +151,12 @@ CUresult_CALL cuModuleGetFunction(CUfunction *fn, CUmodule m, const char *name)
     if (!drv_is(m, DRV_MODULE)) LEAVE(CUDA_ERROR_INVALID_HANDLE);
     CUfunction f = m->functions;
     while (f && strcmp(f->name, name)) f = f->sibling;
-    if (!f && (f = core_function(m, name)) != NULL) f->sibling = m->functions, m->functions = f;
+    if (!f && (f = core_function(m, name)) != NULL) {
+        f->registers = drv_registers_of(m, name, f->max_threads);
+        f->dynamic_shared = f->static_shared < 49152 ? 49152 - (int)f->static_shared : 0;
+        f->sibling = m->functions;
+        m->functions = f;
+    }
     *fn = f;
     LEAVE(f ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND);
 }
