@@ -8,6 +8,10 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 
+#ifndef FAKECUDA_LIBRARY
+#define FAKECUDA_LIBRARY "build/fakecuda/libcuda.so.1"       // another one in the sanitized build
+#endif
+
 #define CU_SLOT(name, params) CUresult (*name) params;
 static struct { CUDA_ABI_CALLS(CU_SLOT) } CU;
 static struct {
@@ -30,8 +34,7 @@ static void *symbol(void *lib, const char *name)
 
 static void *open_card(void)
 {
-    const char *path = getenv("FAKECUDA_LIBRARY");
-    void *lib = dlopen(path ? path : "build/fakecuda/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *lib = dlopen(FAKECUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!lib) fprintf(stderr, "%s\n", dlerror()), exit(1);
 #define CU_FIND(name, params) *(void **)&CU.name = symbol(lib, #name);
     CUDA_ABI_CALLS(CU_FIND)

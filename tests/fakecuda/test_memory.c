@@ -200,7 +200,7 @@ static int the_host_cannot_follow_a_device_pointer(void)
 static int calls_that_are_not_emulated_end_the_program_with_their_name(void)
 {
     char text[256] = "";
-    int ends[2], status = 0, (*stub)(void) = (int (*)(void))symbol(dlopen("build/fakecuda/libcuda.so.1", RTLD_NOW), "cuTexObjectCreate");
+    int ends[2], status = 0, (*stub)(void) = (int (*)(void))symbol(dlopen(FAKECUDA_LIBRARY, RTLD_NOW), "cuTexObjectCreate");
     CHECK(pipe(ends) == 0);
     fflush(NULL);
     pid_t child = fork();
