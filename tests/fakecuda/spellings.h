@@ -70,7 +70,7 @@ static void one_statement(const char *p, const char *end, spelling_fn fn, void *
         p = skip_space(p, end);
     }
     while (p + n < end && is_opcode(p[n])) n++;
-    if (!n || n >= sizeof op || !isalpha((unsigned char)*p) || (p + n < end && end[-1] == ':')) return;
+    if (!n || n >= sizeof op || !isalpha((unsigned char)*p) || end[-1] == ':') return;          // the last: a label
     snprintf(op, sizeof op, "%.*s", (int)n, p);
     snprintf(marked, sizeof marked, "%s%s", op, operand_mark(op, p + n, (size_t)(end - p) - n));
     fn(marked, user);
