@@ -123,6 +123,7 @@ enum { CU_GRAPH_EXEC_UPDATE_SUCCESS = 0, CU_GRAPH_EXEC_UPDATE_ERROR = 1, CU_GRAP
     X(cuGetErrorName, (CUresult error, const char **name)) \
     X(cuGetErrorString, (CUresult error, const char **text)) \
     X(cuGetProcAddress_v2, (const char *name, void **fn, int version, uint64_t flags, int *status)) \
+    X(cuGetExportTable, (const void **table, const CUuuid *id)) \
     X(cuDeviceGet, (CUdevice *dev, int ordinal)) \
     X(cuDeviceGetCount, (int *count)) \
     X(cuDeviceGetName, (char *name, int len, CUdevice dev)) \

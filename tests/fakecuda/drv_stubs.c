@@ -23,7 +23,7 @@
     X(cuDeviceTotalMem) X(cuDeviceUnregisterAsyncNotification) X(cuEventDestroy) X(cuEventRecordWithFlags) \
     X(cuExternalMemoryGetMappedBuffer) X(cuExternalMemoryGetMappedMipmappedArray) X(cuFlushGPUDirectRDMAWrites) X(cuFuncGetModule) \
     X(cuFuncGetName) X(cuFuncGetParamInfo) X(cuFuncIsLoaded) X(cuFuncLoad) X(cuFuncSetBlockShape) X(cuFuncSetSharedMemConfig) \
-    X(cuFuncSetSharedSize) X(cuGetExportTable) X(cuGetProcAddress) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) \
+    X(cuFuncSetSharedSize) X(cuGetProcAddress) X(cuGraphAddBatchMemOpNode) X(cuGraphAddChildGraphNode) \
     X(cuGraphAddDependencies) X(cuGraphAddDependencies_v2) X(cuGraphAddEmptyNode) X(cuGraphAddEventRecordNode) X(cuGraphAddEventWaitNode) \
     X(cuGraphAddExternalSemaphoresSignalNode) X(cuGraphAddExternalSemaphoresWaitNode) X(cuGraphAddHostNode) X(cuGraphAddKernelNode) \
     X(cuGraphAddKernelNode_v2) X(cuGraphAddMemAllocNode) X(cuGraphAddMemFreeNode) X(cuGraphAddMemcpyNode) X(cuGraphAddMemsetNode) \

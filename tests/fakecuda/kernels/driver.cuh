@@ -46,17 +46,19 @@ extern "C" __global__ void neighbour_race(float *y)
     y[threadIdx.x] = s[63 - threadIdx.x];
 }
 
-// synccheck: a shuffle that names all 32 lanes where only some of them come by, and one that names those that do
+// synccheck: a shuffle that names all 32 lanes where only some of them come by while the rest waits, and one that names those that do
 extern "C" __global__ void shuffle_all_named(float *y)
 {
     float v = (float)threadIdx.x;
     if (threadIdx.x < 8) v = __shfl_xor_sync(0xffffffffu, v, 1);
+    __syncwarp();
     y[threadIdx.x] = v;
 }
 extern "C" __global__ void shuffle_some_named(float *y)
 {
     float v = (float)threadIdx.x;
     if (threadIdx.x < 8) v = __shfl_xor_sync(0x000000ffu, v, 1);
+    __syncwarp();
     y[threadIdx.x] = v;
 }
 
