@@ -80,11 +80,18 @@ static int operands_from_memory(void)
     return 0;
 }
 
+// The assembler refuses literal positions and lengths of bit fields past 255.
+static bool takes_literals(const fold *f)
+{
+    bool field = !strncmp(f->op, "bfi", 3) || !strncmp(f->op, "bfe", 3);
+    return !field || (f->in[1] < 256 && f->in[2] < 256 && f->in[3] < 256);
+}
+
 static int operands_as_literals(void)
 {
     text t = { 0 };
     row_header(&t, 81, 89);
-    for (int i = 0; i < count; i++) row_kernel(&t, i, folds[i].op, folds[i].shape, folds[i].in);
+    for (int i = 0; i < count; i++) row_kernel(&t, i, folds[i].op, folds[i].shape, takes_literals(&folds[i]) ? folds[i].in : NULL);
     CUmodule m = oracle_module(t.s);
     free(t.s);
     if (!m) return 0;
