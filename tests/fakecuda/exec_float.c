@@ -63,6 +63,20 @@ static void rfma_rz_z(fc_warp *w, fc_insn *in, uint32_t mask)
 static void rfma_rp(fc_warp *w, fc_insn *in, uint32_t mask)
 { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(fma_in(FE_UPWARD, a[i], b[i], c[i]))); }
 
+enum { R_ADD, R_MUL };
+static float in_mode(int op, int mode, float x, float y)
+{
+    volatile float vx = x, vy = y;
+    int old = fegetround();
+    fesetround(mode);
+    volatile float r = op == R_ADD ? vx + vy : vx * vy;
+    fesetround(old);
+    return r;
+}
+#define DIRECTED(name, op, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(in_mode(op, mode, a[i], b[i]))); }
+DIRECTED(radd_rz, R_ADD, FE_TOWARDZERO) DIRECTED(radd_rm, R_ADD, FE_DOWNWARD) DIRECTED(radd_rp, R_ADD, FE_UPWARD)
+DIRECTED(rmul_rz, R_MUL, FE_TOWARDZERO) DIRECTED(rmul_rm, R_MUL, FE_DOWNWARD) DIRECTED(rmul_rp, R_MUL, FE_UPWARD)
+
 // ---- approximations: the bounds are those of the PTX manual, in parts of the result
 
 #define ULP2 0x1p-22f
@@ -94,6 +108,12 @@ FSETP(f_num, !UNORDERED) FSETP(f_nan, UNORDERED)
 D3(dadd, a[i] + b[i])  D3(dsub, a[i] - b[i])  D3(dmul, a[i] * b[i])  D3(ddiv, a[i] / b[i])
 static void dfma(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *)R64(0), *a = (double *)R64(1), *b = (double *)R64(2), *c = (double *)R64(3); LANES(d[i] = canon64(fma(a[i], b[i], c[i]))); }
 
+#define D2(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *)R64(0), *a = (double *)R64(1); LANES(d[i] = (expr)); }
+D2(dneg, -a[i])  D2(dabs, fabs(a[i]))  D2(dsqrt, canon64(sqrt(a[i])))
+#define DSETP(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { const double *a = (const double *)R64(1), *b = (const double *)R64(2); uint32_t r = 0; \
+    for (int i = 0; i < 32; i++) { double x = a[i], y = b[i]; r |= (uint32_t)(expr) << i; } *RPRED(0) = (*RPRED(0) & ~mask) | (r & mask); }
+DSETP(d_eq, x == y) DSETP(d_neu, x != y) DSETP(d_lt, x < y) DSETP(d_le, x <= y) DSETP(d_gt, x > y) DSETP(d_ge, x >= y)
+
 // ---- conversions
 
 #define CV(name, to, from, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { to *d = (to *)R64(0); const from *a = (const from *)R64(1); LANES(from x = a[i]; d[i] = (expr)); }
@@ -106,6 +126,18 @@ static inline uint32_t to_u32(float r) { return r != r || r <= 0 ? 0 : r >= 0x1p
 CV(rni_s32, int32_t, float, to_s32(rintf(x)))  CV(rni_s32_z, int32_t, float, to_s32(rintf(FX)))  CV(rzi_s32, int32_t, float, to_s32(truncf(x)))  CV(rzi_u32, uint32_t, float, to_u32(truncf(x)))
 CV(rni_u32, uint32_t, float, to_u32(rintf(x)))  CV(rmi_s32, int32_t, float, to_s32(floorf(x)))  CV(rpi_s32, int32_t, float, to_s32(ceilf(x)))
 CV(rni_f32, float, float, canon(rintf(x)))  CV(rzi_f32, float, float, canon(truncf(x)))  CV(rmi_f32, float, float, canon(floorf(x)))  CV(rpi_f32, float, float, canon(ceilf(x)))
+
+CV(rni_f32_z, float, float, canon(rintf(FX)))  CV(rzi_f32_z, float, float, canon(truncf(FX)))  CV(rmi_f32_z, float, float, canon(floorf(FX)))  CV(rpi_f32_z, float, float, canon(ceilf(FX)))
+CV(rzi_s32_z, int32_t, float, to_s32(truncf(FX)))  CV(rmi_s32_z, int32_t, float, to_s32(floorf(FX)))  CV(rpi_s32_z, int32_t, float, to_s32(ceilf(FX)))  CV(rzi_u32_z, uint32_t, float, to_u32(truncf(FX)))
+CV(rmi_u32, uint32_t, float, to_u32(floorf(x)))  CV(rpi_u32, uint32_t, float, to_u32(ceilf(x)))  CV(fsat_z, float, float, saturated(FX))
+static inline int64_t to_s64(double r) { return r != r ? INT64_MIN : r >= 0x1p63 ? INT64_MAX : r < -0x1p63 ? INT64_MIN : (int64_t)r; }
+static inline uint64_t to_u64(double r) { return r != r ? (uint64_t)1 << 63 : r <= 0 ? 0 : r >= 0x1p64 ? UINT64_MAX : (uint64_t)r; }
+static inline int32_t d_to_s32(double r) { return r != r ? INT32_MIN : r >= 0x1p31 ? INT32_MAX : r < -0x1p31 ? INT32_MIN : (int32_t)r; }
+static inline uint32_t d_to_u32(double r) { return r != r ? 0x80000000u : r <= 0 ? 0 : r >= 0x1p32 ? UINT32_MAX : (uint32_t)r; }
+CV(rni_s64, int64_t, float, to_s64(rint((double)x)))  CV(rzi_s64, int64_t, float, to_s64(trunc((double)x)))  CV(rni_u64, uint64_t, float, to_u64(rint((double)x)))  CV(rzi_u64, uint64_t, float, to_u64(trunc((double)x)))
+CV(d_rzi_s32, int32_t, double, d_to_s32(trunc(x)))  CV(d_rzi_u32, uint32_t, double, d_to_u32(trunc(x)))  CV(d_rzi_s64, int64_t, double, to_s64(trunc(x)))
+CV(s16_f32, float, uint32_t, (float)(int16_t)x)  CV(u16_f32, float, uint32_t, (float)(uint16_t)x)  CV(s8_f32, float, uint32_t, (float)(int8_t)x)  CV(u8_f32, float, uint32_t, (float)(uint8_t)x)
+CV(u32_f64, double, uint32_t, (double)x)  CV(u64_f64, double, uint64_t, (double)x)
 
 // To bfloat16: nearest, ties to even; what is no number is 0x7fff.
 static inline uint32_t bf16(float v)
@@ -142,6 +174,15 @@ static uint32_t to_f16(float v)
     uint32_t n = (uint32_t)rintf(ldexpf(x, 11 - e));                 // up to 2048: the carry runs into the exponent by itself
     return sign | (n < 1024 ? n : n + ((uint32_t)(e + 13) << 10));
 }
+// From f64: to f32 with the last bit told (rounding to odd), so that the second rounding is the right one.
+static uint32_t to_f16_wide(double v)
+{
+    float f = (float)v;
+    if ((double)f == v || v != v || isinf(f)) return to_f16(f);
+    uint32_t u = bits(f);
+    if (fabs((double)f) > fabs(v)) u--;
+    return to_f16(real(u | 1));
+}
 // e4m3: no infinity, one NaN (0x7f), largest 448; satfinite keeps what is too large at that.
 static uint32_t to_e4m3(float v)
 {
@@ -166,6 +207,9 @@ static void to_e4m3x2(fc_warp *w, fc_insn *in, uint32_t mask) { uint32_t *d = R3
     LANES(d[i] = to_f16(from_f16(a[i]) op from_f16(b[i])) | to_f16(from_f16(a[i] >> 16) op from_f16(b[i] >> 16)) << 16); }
 H2(h2mul, *) H2(h2add, +) H2(h2sub, -)
 
+// The product of two f16 is exact in f64, the sum is rounded there at most once more, beyond what f16 can see.
+static uint32_t h_fma(uint32_t a, uint32_t b, uint32_t c) { return to_f16_wide((double)from_f16(a) * (double)from_f16(b) + (double)from_f16(c)); }
+static void h2fma(fc_warp *w, fc_insn *in, uint32_t mask) { uint32_t *d = R32(0), *a = R32(1), *b = R32(2), *c = R32(3); LANES(d[i] = h_fma(a[i], b[i], c[i]) | h_fma(a[i] >> 16, b[i] >> 16, c[i] >> 16) << 16); }
 #define F(s, shape, fn) {s, shape, fn, FC_float, 0, 0}
 #define S(s, shape, fn) {s, shape, fn, FC_special, 0, 0}
 #define C(s, shape, fn) {s, shape, fn, FC_convert, 0, 0}
@@ -184,6 +228,14 @@ static const fc_row rows[] = {
     S("sin.approx.f32", "w=w", sin_a), S("sin.approx.ftz.f32", "w=w", sin_a), S("cos.approx.f32", "w=w", cos_a), S("cos.approx.ftz.f32", "w=w", cos_a), S("tanh.approx.f32", "w=w", tanh_a),
     SETF("eq", f_eq), SETF("ne", f_ne), SETF("lt", f_lt), SETF("le", f_le), SETF("gt", f_gt), SETF("ge", f_ge), SETF("equ", f_equ), SETF("neu", f_neu), SETF("ltu", f_ltu), SETF("leu", f_leu), SETF("gtu", f_gtu),
     SETF("geu", f_geu), SETF("num", f_num), SETF("nan", f_nan),
+    F("add.rz.f32", "w=ww", radd_rz), F("add.rm.f32", "w=ww", radd_rm), F("add.rp.f32", "w=ww", radd_rp), F("mul.rz.f32", "w=ww", rmul_rz), F("mul.rm.f32", "w=ww", rmul_rm), F("mul.rp.f32", "w=ww", rmul_rp), F("sub.rn.ftz.f32", "w=ww", rsub_z),
+    F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("fma.rn.f16x2", "w=www", h2fma),
+    {"setp.eq.f64", "p=dd", d_eq, FC_predicate, 0, 0}, {"setp.neu.f64", "p=dd", d_neu, FC_predicate, 0, 0}, {"setp.lt.f64", "p=dd", d_lt, FC_predicate, 0, 0}, {"setp.le.f64", "p=dd", d_le, FC_predicate, 0, 0},
+    {"setp.gt.f64", "p=dd", d_gt, FC_predicate, 0, 0}, {"setp.ge.f64", "p=dd", d_ge, FC_predicate, 0, 0},
+    C("cvt.rni.ftz.f32.f32", "w=w", rni_f32_z), C("cvt.rzi.ftz.f32.f32", "w=w", rzi_f32_z), C("cvt.rmi.ftz.f32.f32", "w=w", rmi_f32_z), C("cvt.rpi.ftz.f32.f32", "w=w", rpi_f32_z), C("cvt.rzi.ftz.s32.f32", "w=w", rzi_s32_z),
+    C("cvt.rmi.ftz.s32.f32", "w=w", rmi_s32_z), C("cvt.rpi.ftz.s32.f32", "w=w", rpi_s32_z), C("cvt.rzi.ftz.u32.f32", "w=w", rzi_u32_z), C("cvt.rmi.u32.f32", "w=w", rmi_u32), C("cvt.rpi.u32.f32", "w=w", rpi_u32), C("cvt.sat.ftz.f32.f32", "w=w", fsat_z),
+    C("cvt.rni.s64.f32", "d=w", rni_s64), C("cvt.rzi.s64.f32", "d=w", rzi_s64), C("cvt.rni.u64.f32", "d=w", rni_u64), C("cvt.rzi.u64.f32", "d=w", rzi_u64), C("cvt.rzi.s32.f64", "w=d", d_rzi_s32), C("cvt.rzi.u32.f64", "w=d", d_rzi_u32),
+    C("cvt.rzi.s64.f64", "d=d", d_rzi_s64), C("cvt.rn.f32.s16", "w=h", s16_f32), C("cvt.rn.f32.u16", "w=h", u16_f32), C("cvt.rn.f32.s8", "w=h", s8_f32), C("cvt.rn.f32.u8", "w=h", u8_f32), C("cvt.rn.f64.u32", "d=w", u32_f64), C("cvt.rn.f64.u64", "d=d", u64_f64),
     F("add.f64", "d=dd", dadd), F("add.rn.f64", "d=dd", dadd), F("sub.f64", "d=dd", dsub), F("mul.f64", "d=dd", dmul), F("mul.rn.f64", "d=dd", dmul), F("div.rn.f64", "d=dd", ddiv), F("fma.rn.f64", "d=ddd", dfma),
     C("cvt.rn.f32.s32", "w=w", s32_f32), C("cvt.rn.f32.u32", "w=w", u32_f32), C("cvt.rn.f64.s64", "d=d", s64_f64), C("cvt.rn.f32.f64", "w=d", f64_f32), C("cvt.rn.f32.s64", "w=d", s64_f32), C("cvt.rn.f32.u64", "w=d", u64_f32),
     C("cvt.f64.f32", "d=w", f32_f64), C("cvt.rn.f64.s32", "d=w", s32_f64), C("cvt.rni.s32.f32", "w=w", rni_s32), C("cvt.rni.ftz.s32.f32", "w=w", rni_s32_z), C("cvt.rzi.s32.f32", "w=w", rzi_s32), C("cvt.rzi.u32.f32", "w=w", rzi_u32),

@@ -155,11 +155,50 @@ SETP16(b16, uint32_t)
     { type *d = (type *)R64(0); const type *a = (const type *)R64(1), *b = (const type *)R64(2); uint32_t p = *RPRED(3); LANES(d[i] = p >> i & 1 ? a[i] : b[i]); }
 SEL(selp32, uint32_t) SEL(selp64, uint64_t)
 
+// ---- less common ones
+
+OP3(mulhi_s64, int64_t, (int64_t)((__int128)a[i] * b[i] >> 64))  OP3(mulhi_u64, uint64_t, (uint64_t)((unsigned __int128)a[i] * b[i] >> 64))
+OP2(abs_s64, uint64_t, int64_t, a[i] < 0 ? 0 - (uint64_t)a[i] : (uint64_t)a[i])
+OP2(clz64, uint32_t, uint64_t, a[i] ? __builtin_clzll(a[i]) : 64)  OP2(popc64, uint32_t, uint64_t, __builtin_popcountll(a[i]))
+OP2(brev64, uint64_t, uint64_t, (uint64_t)reversed((uint32_t)a[i]) << 32 | reversed((uint32_t)(a[i] >> 32)))
+// bfind of a signed value looks for the highest bit that differs from the sign
+OP2(bfind_s, uint32_t, int32_t, a[i] == 0 || a[i] == -1 ? -1 : 31 - __builtin_clz(a[i] < 0 ? ~(uint32_t)a[i] : (uint32_t)a[i]))
+static uint64_t extracted64(uint64_t a, uint32_t pos, uint32_t len, bool is_signed)
+{
+    pos &= 255; len &= 255;
+    uint32_t last = pos + len - 1 < 63 ? pos + len - 1 : 63;
+    uint64_t sign = is_signed && len ? a >> last & 1 : 0, r = 0;
+    for (uint32_t k = 0; k < 64; k++) r |= (k < len && pos + k < 64 ? a >> (pos + k) & 1 : sign) << k;
+    return r;
+}
+#define BFE64(name, is_signed) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { uint64_t *d = R64(0), *a = R64(1); uint32_t *b = R32(2), *c = R32(3); LANES(d[i] = extracted64(a[i], b[i], c[i], is_signed)); }
+BFE64(bfe_u64, false) BFE64(bfe_s64, true)
+static uint32_t dot4_of(uint32_t a, uint32_t b, bool sa, bool sb)
+{
+    uint32_t s = 0;
+    for (int k = 0; k < 4; k++) s += (uint32_t)((sa ? (int8_t)(a >> 8 * k) : (int)(a >> 8 * k & 0xff)) * (sb ? (int8_t)(b >> 8 * k) : (int)(b >> 8 * k & 0xff)));
+    return s;
+}
+OP4(dp4a_su, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], true, false) + c[i])  OP4(dp4a_us, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, true) + c[i])
+OP4(dp4a_uu, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, false) + c[i])
+OP2(cvt_u64_u8, uint64_t, uint32_t, a[i] & 0xff)  OP2(cvt_s64_s8, int64_t, int32_t, (int8_t)a[i])
+
+// setp with a second predicate: the comparison, and / or / xor that predicate
+#define SETP_WITH(name, type, cmp, op) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { const type *a = (const type *)R32(1), *b = (const type *)R32(2); uint32_t r = 0; \
+    for (int i = 0; i < 32; i++) r |= (uint32_t)(a[i] cmp b[i]) << i; \
+    *RPRED(0) = (*RPRED(0) & ~mask) | ((r op *RPRED(3)) & mask); }
+#define SETP_WITH3(s, type, c, cmp) SETP_WITH(setp_##c##_and_##s, type, cmp, &) SETP_WITH(setp_##c##_or_##s, type, cmp, |) SETP_WITH(setp_##c##_xor_##s, type, cmp, ^)
+#define SETP_WITH18(s, type) SETP_WITH3(s, type, eq, ==) SETP_WITH3(s, type, ne, !=) SETP_WITH3(s, type, lt, <) SETP_WITH3(s, type, le, <=) SETP_WITH3(s, type, gt, >) SETP_WITH3(s, type, ge, >=)
+SETP_WITH18(s32, int32_t) SETP_WITH18(u32, uint32_t)
+
 #define I(s, shape, fn) {s, shape, fn, FC_int, 0, 0}
 #define M(s, shape, fn) {s, shape, fn, FC_move, 0, 0}
 #define P(s, shape, fn) {s, shape, fn, FC_predicate, 0, 0}
 #define SETROWS(t, k, fn) P("setp.eq." t, "p=" k k, setp_eq_##fn), P("setp.ne." t, "p=" k k, setp_ne_##fn), P("setp.lt." t, "p=" k k, setp_lt_##fn), \
     P("setp.le." t, "p=" k k, setp_le_##fn), P("setp.gt." t, "p=" k k, setp_gt_##fn), P("setp.ge." t, "p=" k k, setp_ge_##fn)
+#define SW(c, t, s) P("setp." #c ".and." t, "p=wwp", setp_##c##_and_##s), P("setp." #c ".or." t, "p=wwp", setp_##c##_or_##s), P("setp." #c ".xor." t, "p=wwp", setp_##c##_xor_##s)
+#define SETWITH(t, s) SW(eq, t, s), SW(ne, t, s), SW(lt, t, s), SW(le, t, s), SW(gt, t, s), SW(ge, t, s)
 static const fc_row rows[] = {
     I("add.s32", "w=ww", add32), I("add.u32", "w=ww", add32), I("add.s64", "d=dd", add64), I("add.u64", "d=dd", add64), I("sub.s32", "w=ww", sub32),
     I("sub.u32", "w=ww", sub32), I("sub.s64", "d=dd", sub64), I("sub.u64", "d=dd", sub64), I("mul.lo.s32", "w=ww", mul32), I("mul.lo.u32", "w=ww", mul32),
@@ -192,6 +231,11 @@ static const fc_row rows[] = {
     {"cvt.s32.s64", "w=d", cvt_u32_u64, FC_convert, 0, 0}, {"cvt.u32.u16", "w=h", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u64", "h=d", cvt_u16_u64, FC_convert, 0, 0},
     {"cvt.u32.u8", "w=h", cvt_u8, FC_convert, 0, 0}, {"cvt.u16.u8", "h=h", cvt_u8, FC_convert, 0, 0}, {"cvt.s32.s16", "w=h", cvt_s32_s16, FC_convert, 0, 0}, {"cvt.s32.s8", "w=h", cvt_s32_s8, FC_convert, 0, 0},
     {"cvt.s16.s8", "h=h", cvt_s16_s8, FC_convert, 0, 0}, {"cvt.u64.u16", "d=h", cvt_u64_u16, FC_convert, 0, 0}, {"cvt.s64.s16", "d=h", cvt_s64_s16, FC_convert, 0, 0},
+    I("mul.hi.s64", "d=dd", mulhi_s64), I("mul.hi.u64", "d=dd", mulhi_u64), I("abs.s64", "d=d", abs_s64), I("clz.b64", "w=d", clz64), I("popc.b64", "w=d", popc64), I("brev.b64", "d=d", brev64),
+    I("bfind.s32", "w=w", bfind_s), I("bfe.u64", "d=dww", bfe_u64), I("bfe.s64", "d=dww", bfe_s64), I("dp4a.s32.u32", "w=www", dp4a_su), I("dp4a.u32.s32", "w=www", dp4a_us), I("dp4a.u32.u32", "w=www", dp4a_uu),
+    M("selp.f64", "d=ddp", selp64), M("selp.s16", "h=hhp", selp32), {"cvt.s16.s32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u32.s32", "w=w", mov32, FC_convert, 0, 0}, {"cvt.s32.u32", "w=w", mov32, FC_convert, 0, 0},
+    {"cvt.u64.u8", "d=h", cvt_u64_u8, FC_convert, 0, 0}, {"cvt.s64.s8", "d=h", cvt_s64_s8, FC_convert, 0, 0},
+    SETWITH("s32", s32), SETWITH("u32", u32),
     P("and.pred", "p=pp", andp), P("or.pred", "p=pp", orp), P("xor.pred", "p=pp", xorp), P("not.pred", "p=p", notp),
     SETROWS("s32", "w", s32), SETROWS("u32", "w", u32), SETROWS("s64", "d", s64), SETROWS("u64", "d", u64), P("setp.eq.b32", "p=ww", setp_eq_u32), P("setp.ne.b32", "p=ww", setp_ne_u32),
     P("setp.eq.b64", "p=dd", setp_eq_u64), P("setp.ne.b64", "p=dd", setp_ne_u64), P("setp.eq.s16", "p=hh", setp_eq_b16), P("setp.ne.s16", "p=hh", setp_ne_b16), P("setp.eq.b16", "p=hh", setp_eq_b16),

@@ -345,7 +345,37 @@ static inline void store_local(fc_warp *w, fc_insn *in, uint32_t mask, int kind,
     store_lanes(w, in, at, mask, kind, n);
 }
 
-// ---- generic addresses
+// ---- generic addresses: the window tells the space
+
+static void split(fc_warp *w, fc_insn *in, uint64_t *at, uint32_t mask, uint32_t bytes, bool write)
+{
+    uint32_t shared = 0, local = 0;
+    for (uint32_t left = mask; left; left &= left - 1) {
+        int i = __builtin_ctz(left);
+        if (at[i] >= FC_LOCAL_WINDOW) local |= 1u << i, at[i] -= FC_LOCAL_WINDOW;
+        else if (at[i] >= FC_SHARED_WINDOW) shared |= 1u << i, at[i] -= FC_SHARED_WINDOW;
+    }
+    uint32_t global = mask & ~(shared | local);
+    if (global) check_lanes(w, in, at, global, bytes, write), count_global(w, at, global, bytes, write, false);
+    if (shared) touch_shared(w, in, at, shared, bytes, write);
+    if (local) local_at(w, in, at, local, bytes);
+}
+
+static inline void load_generic(fc_warp *w, fc_insn *in, uint32_t mask, int kind, int n)
+{
+    uint64_t at[32];
+    addresses(w, in, n, in->wide, in->imm, at);
+    split(w, in, at, mask, (uint32_t)n * size_of[kind], false);
+    load_lanes(w, in, at, mask, kind, n);
+}
+
+static inline void store_generic(fc_warp *w, fc_insn *in, uint32_t mask, int kind, int n)
+{
+    uint64_t at[32];
+    addresses(w, in, 0, in->wide, in->imm, at);
+    split(w, in, at, mask, (uint32_t)n * size_of[kind], true);
+    store_lanes(w, in, at, mask, kind, n);
+}
 
 static void to_generic_shared(fc_warp *w, fc_insn *in, uint32_t mask) { uint64_t *d = R64(0), *a = R64(1); LANES(d[i] = a[i] + FC_SHARED_WINDOW); }
 static void to_generic_local(fc_warp *w, fc_insn *in, uint32_t mask) { uint64_t *d = R64(0), *a = R64(1); LANES(d[i] = a[i] + FC_LOCAL_WINDOW); }
@@ -355,12 +385,14 @@ static void same_address(fc_warp *w, fc_insn *in, uint32_t mask) { uint64_t *d =
 
 // ---- atomics: lane after lane, in the order of lanes
 
-enum { A_ADD, A_INC, A_MAX, A_MIN, A_EXCH, A_AND, A_OR, A_CAS };
+enum { A_ADD, A_DEC, A_XOR, A_INC, A_MAX, A_MIN, A_EXCH, A_AND, A_OR, A_CAS };
 static uint32_t atomic32(int op, bool is_signed, uint32_t old, uint32_t v, uint32_t v2)
 {
     switch (op) {
     case A_ADD: return old + v;
     case A_INC: return old >= v ? 0 : old + 1;
+    case A_DEC: return old == 0 || old > v ? v : old - 1;
+    case A_XOR: return old ^ v;
     case A_MAX: return (is_signed ? (int32_t)old > (int32_t)v : old > v) ? old : v;
     case A_MIN: return (is_signed ? (int32_t)old < (int32_t)v : old < v) ? old : v;
     case A_AND: return old & v;
@@ -480,14 +512,14 @@ static void fence(fc_warp *w, fc_insn *in, uint32_t mask) { (void)w; (void)in; (
 
 // ---- the table
 
-#define LD(space, cls, nc, mods, type, shape, kind, n) {"ld." mods type, shape, ld_##space##_##kind##_##n, cls, kind == E_S8 || kind == E_S16 || type[1] == 's' ? FC_SIGNED : 0, nc}
+#define LD(space, cls, nc, mods, type, shape, kind, n) {"ld" mods type, shape, ld_##space##_##kind##_##n, cls, kind == E_S8 || kind == E_S16 || type[1] == 's' ? FC_SIGNED : 0, nc}
 #define LOADER(space, kind, n) static void ld_##space##_##kind##_##n(fc_warp *w, fc_insn *in, uint32_t mask) { load_##space(w, in, mask, kind, n); }
 #define STORER(space, kind, n) static void st_##space##_##kind##_##n(fc_warp *w, fc_insn *in, uint32_t mask) { store_##space(w, in, mask, kind, n); }
 #define LOADERS(space) LOADER(space, E_U8, 1) LOADER(space, E_S8, 1) LOADER(space, E_U16, 1) LOADER(space, E_S16, 1) LOADER(space, E_32, 1) LOADER(space, E_64, 1) LOADER(space, E_32, 2) LOADER(space, E_32, 4) \
     LOADER(space, E_U16, 2) LOADER(space, E_U16, 4) LOADER(space, E_U8, 2) LOADER(space, E_U8, 4) LOADER(space, E_64, 2)
 #define STORERS(space) STORER(space, E_U8, 1) STORER(space, E_U16, 1) STORER(space, E_32, 1) STORER(space, E_64, 1) STORER(space, E_32, 2) STORER(space, E_32, 4) STORER(space, E_U16, 2) STORER(space, E_U16, 4) \
     STORER(space, E_U8, 2) STORER(space, E_U8, 4) STORER(space, E_64, 2)
-LOADERS(global) LOADERS(shared) LOADERS(param) LOADERS(local) STORERS(global) STORERS(shared) STORERS(local)
+LOADERS(global) LOADERS(shared) LOADERS(param) LOADERS(local) LOADERS(generic) STORERS(generic) STORERS(global) STORERS(shared) STORERS(local)
 
 #define L(space, cls, nc, m) \
     LD(space, cls, nc, m, ".u8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".b8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".s8", "h=m", E_S8, 1), LD(space, cls, nc, m, ".u16", "h=m", E_U16, 1), LD(space, cls, nc, m, ".b16", "h=m", E_U16, 1), \
@@ -496,7 +528,7 @@ LOADERS(global) LOADERS(shared) LOADERS(param) LOADERS(local) STORERS(global) ST
     LD(space, cls, nc, m, ".v2.u32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v2.b32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v2.f32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v4.u32", "w4=m", E_32, 4), LD(space, cls, nc, m, ".v4.b32", "w4=m", E_32, 4), \
     LD(space, cls, nc, m, ".v4.f32", "w4=m", E_32, 4), LD(space, cls, nc, m, ".v2.u16", "h2=m", E_U16, 2), LD(space, cls, nc, m, ".v4.u16", "h4=m", E_U16, 4), LD(space, cls, nc, m, ".v2.b16", "h2=m", E_U16, 2), LD(space, cls, nc, m, ".v4.b16", "h4=m", E_U16, 4), \
     LD(space, cls, nc, m, ".v2.u8", "h2=m", E_U8, 2), LD(space, cls, nc, m, ".v4.u8", "h4=m", E_U8, 4), LD(space, cls, nc, m, ".v2.u64", "d2=m", E_64, 2), LD(space, cls, nc, m, ".v2.b64", "d2=m", E_64, 2)
-#define ST(space, cls, m, type, shape, kind, n) {"st." m type, shape, st_##space##_##kind##_##n, cls, 0, 0}
+#define ST(space, cls, m, type, shape, kind, n) {"st" m type, shape, st_##space##_##kind##_##n, cls, 0, 0}
 #define T(space, cls, m) \
     ST(space, cls, m, ".u8", "mh", E_U8, 1), ST(space, cls, m, ".b8", "mh", E_U8, 1), ST(space, cls, m, ".u16", "mh", E_U16, 1), ST(space, cls, m, ".b16", "mh", E_U16, 1), ST(space, cls, m, ".u32", "mw", E_32, 1), \
     ST(space, cls, m, ".b32", "mw", E_32, 1), ST(space, cls, m, ".s32", "mw", E_32, 1), ST(space, cls, m, ".f32", "mw", E_32, 1), ST(space, cls, m, ".u64", "md", E_64, 1), ST(space, cls, m, ".b64", "md", E_64, 1), ST(space, cls, m, ".s64", "md", E_64, 1), \
@@ -506,19 +538,23 @@ LOADERS(global) LOADERS(shared) LOADERS(param) LOADERS(local) STORERS(global) ST
 
 #define ATOMIC(name, op, is_signed, shared) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { atom32(w, in, mask, op, is_signed, shared); }
 #define ATOMIC64(name, op, shared) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { atom64(w, in, mask, op, shared); }
-#define ATOMICS(s, shared) ATOMIC(add_##s, A_ADD, 0, shared) ATOMIC(inc_##s, A_INC, 0, shared) ATOMIC(max_u_##s, A_MAX, 0, shared) ATOMIC(max_s_##s, A_MAX, 1, shared) ATOMIC(min_u_##s, A_MIN, 0, shared) ATOMIC(min_s_##s, A_MIN, 1, shared) \
+#define ATOMICS(s, shared) ATOMIC(add_##s, A_ADD, 0, shared) ATOMIC(inc_##s, A_INC, 0, shared) ATOMIC(dec_##s, A_DEC, 0, shared) ATOMIC(xor_##s, A_XOR, 0, shared) ATOMIC(max_u_##s, A_MAX, 0, shared) ATOMIC(max_s_##s, A_MAX, 1, shared) ATOMIC(min_u_##s, A_MIN, 0, shared) ATOMIC(min_s_##s, A_MIN, 1, shared) \
     ATOMIC(exch_##s, A_EXCH, 0, shared) ATOMIC(and_##s, A_AND, 0, shared) ATOMIC(or_##s, A_OR, 0, shared) ATOMIC(cas_##s, A_CAS, 0, shared) ATOMIC64(add64_##s, A_ADD, shared) ATOMIC64(max64_##s, A_MAX, shared) ATOMIC64(min64_##s, A_MIN, shared)
 ATOMICS(g, false) ATOMICS(s, true)
-#define A(name, s, cls, sh) {"atom." name ".add.u32", "w=mw", add_##s, cls, 0, 0}, {"atom." name ".add.s32", "w=mw", add_##s, cls, 0, 0}, {"atom." name ".inc.u32", "w=mw", inc_##s, cls, 0, 0}, {"atom." name ".max.u32", "w=mw", max_u_##s, cls, 0, 0}, \
+#define A(name, s, cls, sh) {"atom." name ".add.u32", "w=mw", add_##s, cls, 0, 0}, {"atom." name ".add.s32", "w=mw", add_##s, cls, 0, 0}, {"atom." name ".inc.u32", "w=mw", inc_##s, cls, 0, 0}, {"atom." name ".dec.u32", "w=mw", dec_##s, cls, 0, 0}, {"atom." name ".xor.b32", "w=mw", xor_##s, cls, 0, 0}, {"atom." name ".max.u32", "w=mw", max_u_##s, cls, 0, 0}, \
     {"atom." name ".max.s32", "w=mw", max_s_##s, cls, 0, 0}, {"atom." name ".min.u32", "w=mw", min_u_##s, cls, 0, 0}, {"atom." name ".min.s32", "w=mw", min_s_##s, cls, 0, 0}, {"atom." name ".exch.b32", "w=mw", exch_##s, cls, 0, 0}, \
     {"atom." name ".and.b32", "w=mw", and_##s, cls, 0, 0}, {"atom." name ".or.b32", "w=mw", or_##s, cls, 0, 0}, {"atom." name ".cas.b32", "w=mww", cas_##s, cls, 0, 0}, {"atom." name ".add.u64", "d=md", add64_##s, cls, 0, 0}, \
     {"atom." name ".max.u64", "d=md", max64_##s, cls, 0, 0}, {"atom." name ".min.u64", "d=md", min64_##s, cls, 0, 0}, {"atom." name ".add.f32", "w=mw", atom_addf, cls, 0, sh}
+#define RED(name, s, cls, sh) {"red." name ".add.u32", "x=mw", add_##s, cls, 0, 0}, {"red." name ".add.s32", "x=mw", add_##s, cls, 0, 0}, {"red." name ".inc.u32", "x=mw", inc_##s, cls, 0, 0}, {"red." name ".dec.u32", "x=mw", dec_##s, cls, 0, 0}, {"red." name ".xor.b32", "x=mw", xor_##s, cls, 0, 0}, {"red." name ".max.u32", "x=mw", max_u_##s, cls, 0, 0}, \
+    {"red." name ".max.s32", "x=mw", max_s_##s, cls, 0, 0}, {"red." name ".min.u32", "x=mw", min_u_##s, cls, 0, 0}, {"red." name ".min.s32", "x=mw", min_s_##s, cls, 0, 0}, {"red." name ".and.b32", "x=mw", and_##s, cls, 0, 0}, {"red." name ".or.b32", "x=mw", or_##s, cls, 0, 0}, {"red." name ".add.u64", "x=md", add64_##s, cls, 0, 0}, \
+    {"red." name ".max.u64", "x=md", max64_##s, cls, 0, 0}, {"red." name ".min.u64", "x=md", min64_##s, cls, 0, 0}, {"red." name ".add.f32", "x=mw", atom_addf, cls, 0, sh}
 
 static const fc_row rows[] = {
-    L(global, FC_global, 0, "global"), L(global, FC_global, 0, "volatile.global"), L(global, FC_global, 1, "global.nc"), L(global, FC_global, 1, "global.nc.L1::no_allocate"), L(global, FC_global, 0, "global.L1::no_allocate"), L(global, FC_global, 0, "const"),
-    L(global, FC_global, 0, "relaxed.gpu.global"), L(global, FC_global, 0, "acquire.gpu.global"), L(shared, FC_shared, 0, "shared"), L(shared, FC_shared, 0, "volatile.shared"), L(param, FC_move, 0, "param"), L(local, FC_global, 0, "local"),
-    T(global, FC_global, "global"), T(global, FC_global, "volatile.global"), T(global, FC_global, "relaxed.gpu.global"), T(global, FC_global, "release.gpu.global"), T(shared, FC_shared, "shared"), T(shared, FC_shared, "volatile.shared"), T(local, FC_global, "local"),
-    A("global", g, FC_global, 0), A("shared", s, FC_shared, 1),
+    L(global, FC_global, 0, ".global"), L(global, FC_global, 0, ".volatile.global"), L(global, FC_global, 1, ".global.nc"), L(global, FC_global, 1, ".global.nc.L1::no_allocate"), L(global, FC_global, 0, ".global.L1::no_allocate"), L(global, FC_global, 0, ".const"),
+    L(global, FC_global, 0, ".relaxed.gpu.global"), L(global, FC_global, 0, ".acquire.gpu.global"), L(shared, FC_shared, 0, ".shared"), L(shared, FC_shared, 0, ".volatile.shared"), L(param, FC_move, 0, ".param"), L(local, FC_global, 0, ".local"),
+    T(global, FC_global, ".global"), T(global, FC_global, ".volatile.global"), T(global, FC_global, ".relaxed.gpu.global"), T(global, FC_global, ".release.gpu.global"), T(shared, FC_shared, ".shared"), T(shared, FC_shared, ".volatile.shared"), T(local, FC_global, ".local"),
+    L(generic, FC_global, 0, ""), T(generic, FC_global, ""),
+    A("global", g, FC_global, 0), A("shared", s, FC_shared, 1), RED("global", g, FC_global, 0), RED("shared", s, FC_shared, 1),
     {"cvta.to.global.u64", "d=d", same_address, FC_int, 0, 0}, {"cvta.global.u64", "d=d", same_address, FC_int, 0, 0}, {"cvta.shared.u64", "d=d", to_generic_shared, FC_int, 0, 0}, {"cvta.local.u64", "d=d", to_generic_local, FC_int, 0, 0},
     {"cvta.to.shared.u64", "d=d", from_generic_shared, FC_int, 0, 0}, {"cvta.to.local.u64", "d=d", from_generic_local, FC_int, 0, 0},
     {"cp.async.cg.shared.global", "mmi?w", cp_async, FC_global, 0, 0}, {"cp.async.cg.shared.global.L2::128B", "mmi?w", cp_async, FC_global, 0, 0}, {"cp.async.ca.shared.global", "mmi?w", cp_async, FC_global, 0, 0},

@@ -49,6 +49,16 @@ static void match_any(fc_warp *w, fc_insn *in, uint32_t mask)
     }
 }
 
+// match.all: the mask where all lanes hold one value, and true; else 0, and false
+static void match_all(fc_warp *w, fc_insn *in, uint32_t mask)
+{
+    uint32_t *d = R32(0), *a = R32(2), me = a[__builtin_ctz(mask)];
+    bool same = true;
+    for (uint32_t left = mask; left; left &= left - 1) same = same && a[__builtin_ctz(left)] == me;
+    LANES(d[i] = same ? mask : 0);
+    *RPRED(1) = (*RPRED(1) & ~mask) | (same ? mask : 0);
+}
+
 enum { R_ADD, R_MIN_S, R_MAX_S, R_MIN_U, R_MAX_U, R_AND, R_OR, R_XOR };
 static uint32_t reduced(int op, uint32_t x, uint32_t y)
 {
@@ -190,7 +200,7 @@ static void mma_bf16(fc_warp *w, fc_insn *in, uint32_t mask)
 #define Q(s, shape, fn, cls) {s, shape, fn, cls, FC_SYNC | FC_ALIGNED, 0}
 static const fc_row rows[] = {
     W("shfl.sync.bfly.b32", "w|=wwww", shfl_bfly, 5), W("shfl.sync.up.b32", "w|=wwww", shfl_up, 5), W("shfl.sync.down.b32", "w|=wwww", shfl_down, 5), W("shfl.sync.idx.b32", "w|=wwww", shfl_idx, 5),
-    W("vote.sync.all.pred", "p=pw", vote_all, 2), W("vote.sync.any.pred", "p=pw", vote_any, 2), W("vote.sync.uni.pred", "p=pw", vote_uni, 2), W("vote.sync.ballot.b32", "w=pw", ballot, 2), W("match.any.sync.b32", "w=ww", match_any, 2),
+    W("vote.sync.all.pred", "p=pw", vote_all, 2), W("vote.sync.any.pred", "p=pw", vote_any, 2), W("vote.sync.uni.pred", "p=pw", vote_uni, 2), W("vote.sync.ballot.b32", "w=pw", ballot, 2), W("match.any.sync.b32", "w=ww", match_any, 2), W("match.all.sync.b32", "w|=ww", match_all, 3),
     W("bar.warp.sync", "w", warp_sync, 0), {"activemask.b32", "w=", activemask, FC_shuffle, 0, 0},
     X("add.s32", R_ADD), X("add.u32", R_ADD), X("min.s32", R_MIN_S), X("max.s32", R_MAX_S), X("min.u32", R_MIN_U), X("max.u32", R_MAX_U), X("and.b32", R_AND), X("or.b32", R_OR), X("xor.b32", R_XOR),
     Q("ldmatrix.sync.aligned.m8n8.x1.shared.b16", "w1=m", ldm_1_0, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x2.shared.b16", "w2=m", ldm_2_0, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "w4=m", ldm_4_0, FC_shared),

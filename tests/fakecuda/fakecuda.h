@@ -21,7 +21,7 @@ enum {
 };
 
 // A row of the table: one exact spelling. shape: results, '=', sources; p predicate, h 16 bits, w 32, d 64, m address, i integer, l label;
-// a digit repeats in braces, '|' allows a second, predicate, result, '?' makes what follows optional.
+// a digit repeats in braces, '|' allows a second, predicate, result, '?' makes what follows optional, x is a result that is dropped.
 enum { FC_SYNC = 1, FC_ALIGNED = 2, FC_FLOW = 4, FC_SIGNED = 8 };
 typedef struct fc_row { const char *spelling, *shape; fc_handler fn; uint8_t cls, flags; int arg; } fc_row;
 typedef struct fc_table { const fc_row *rows; size_t n; } fc_table;

@@ -337,6 +337,10 @@ static void operands(parser *s, building *b, const fc_row *row)
             else add_operand(s, b, slot(s, 'p'));
             continue;
         }
+        if (*c == 'x') {                             // red has no result: what atom would give goes nowhere
+            add_operand(s, b, slot(s, 'd'));
+            continue;
+        }
         if (*c == '?') {
             space(s);
             if (*s->p == ';') return;
