@@ -13,12 +13,12 @@ static inline float flush(float v) { return (bits(v) & 0x7f800000) ? v : real(bi
 static inline double canon64(double v) { return v != v ? (double)NAN : v; }
 
 // The bound is relative; the sign and size of the move come from a hash of the bits, so that it is the same in every run of a seed.
-float fc_perturb(float v, float bound)
+float fc_perturb(double v, double bound)
 {
-    if (!fc_opt.perturb || !(fabsf(v) > 0) || isinf(v)) return v;
-    uint32_t h = (bits(v) ^ (uint32_t)fc_opt.perturb * 0x9e3779b9u) * 0x85ebca6bu;
+    if (!fc_opt.perturb || !(fabs(v) > 0) || isinf(v) || fabs(v) == 1) return (float)v;      // 0 and 1 are exact, as ex2(0) and cos(0)
+    uint32_t h = (bits((float)v) ^ (uint32_t)fc_opt.perturb * 0x9e3779b9u) * 0x85ebca6bu;
     h ^= h >> 15;
-    return v * (1.0f + bound * ((float)(int32_t)h * 0x1p-31f));
+    return (float)(v * (1 + bound * ((double)(int32_t)(h * 0xc2b2ae35u) * 0x1p-31)));
 }
 
 #define F2(name, expr) FC_CLONES static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
@@ -79,17 +79,18 @@ DIRECTED(rmul_rz, R_MUL, FE_TOWARDZERO) DIRECTED(rmul_rm, R_MUL, FE_DOWNWARD) DI
 
 // ---- approximations: the bounds are those of the PTX manual, in parts of the result
 
-#define ULP2 0x1p-22f
+// A flush to zero is of what comes in and goes out. Sine and cosine are bounded absolutely, which their relative bound keeps.
 #define APPROX(name, expr, bound) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
     { float *d = RF32(0), *a = RF32(1); LANES(float x = a[i]; d[i] = canon(fc_perturb((expr), bound))); }
-APPROX(ex2, flush(exp2f(FX)), ULP2)  APPROX(ex2_full, exp2f(x), ULP2)
-APPROX(lg2, log2f(x), ULP2)  APPROX(lg2_z, log2f(FX), ULP2)
-APPROX(rcp, 1.0f / x, 0x1p-23f)  APPROX(rcp_z, flush(1.0f / FX), 0x1p-23f)
-APPROX(rsqrt, (float)(1.0 / sqrt((double)x)), ULP2)  APPROX(rsqrt_z, flush((float)(1.0 / sqrt((double)FX))), ULP2)
-APPROX(sqrt_a, sqrtf(x), ULP2)  APPROX(sqrt_a_z, flush(sqrtf(FX)), ULP2)
-APPROX(sin_a, sinf(FX), 0x1p-20f)  APPROX(cos_a, cosf(FX), 0x1p-20f)  APPROX(tanh_a, tanhf(x), 0x1p-11f)
-static void div_a(fc_warp *w, fc_insn *in, uint32_t mask) { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(fc_perturb(a[i] / b[i], ULP2))); }
-static void div_a_z(fc_warp *w, fc_insn *in, uint32_t mask) { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(flush(fc_perturb(flush(a[i]) / flush(b[i]), ULP2)))); }
+#define APPROX_Z(name, expr, bound) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { float *d = RF32(0), *a = RF32(1); LANES(float x = flush(a[i]); d[i] = canon(flush(fc_perturb((expr), bound)))); }
+#define BOTH(name, expr, bound) APPROX(name, expr, bound) APPROX_Z(name##_z, expr, bound)
+BOTH(ex2, exp2f(x), 0x1p-23)  BOTH(lg2, log2f(x), 0x1p-24)  BOTH(rcp, 1.0 / (double)x, 0x1p-24)  BOTH(rsqrt, 1.0 / sqrt((double)x), 0x1p-24)
+BOTH(sqrt_a, sqrt((double)x), 0x1p-24)  APPROX_Z(sin_a_z, sinf(x), 0x1p-22)  APPROX_Z(cos_a_z, cosf(x), 0x1p-22)  APPROX(tanh_a, tanhf(x), 0x1.fp-12)
+// div.approx is x times the reciprocal of y: beyond 2^126 that is 0, and infinity times it no number.
+static float divided(float x, float y) { return fabsf(y) > 0x1p126f && !isinf(y) ? (isinf(x) ? NAN : real((bits(x) ^ bits(y)) & 0x80000000)) : fc_perturb((double)x / (double)y, 0x1p-23); }
+static void div_a(fc_warp *w, fc_insn *in, uint32_t mask) { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(divided(a[i], b[i]))); }
+static void div_a_z(fc_warp *w, fc_insn *in, uint32_t mask) { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(flush(divided(flush(a[i]), flush(b[i]))))); }
 
 // ---- comparisons: the forms with u are true where one side is no number
 
@@ -117,7 +118,7 @@ DSETP(d_eq, x == y) DSETP(d_neu, x != y) DSETP(d_lt, x < y) DSETP(d_le, x <= y) 
 // ---- conversions
 
 #define CV(name, to, from, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { to *d = (to *)R64(0); const from *a = (const from *)R64(1); LANES(from x = a[i]; d[i] = (expr)); }
-CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, canon((float)x))
+CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)
 CV(s64_f32, float, int64_t, (float)x)  CV(u64_f32, float, uint64_t, (float)x)  CV(f32_f64, double, float, canon64((double)x))  CV(s32_f64, double, int32_t, (double)x)
 
 // Out of range saturates; what is no number becomes 0.
@@ -132,8 +133,8 @@ CV(rzi_s32_z, int32_t, float, to_s32(truncf(FX)))  CV(rmi_s32_z, int32_t, float,
 CV(rmi_u32, uint32_t, float, to_u32(floorf(x)))  CV(rpi_u32, uint32_t, float, to_u32(ceilf(x)))  CV(fsat_z, float, float, saturated(FX))
 static inline int64_t to_s64(double r) { return r != r ? INT64_MIN : r >= 0x1p63 ? INT64_MAX : r < -0x1p63 ? INT64_MIN : (int64_t)r; }
 static inline uint64_t to_u64(double r) { return r != r ? (uint64_t)1 << 63 : r <= 0 ? 0 : r >= 0x1p64 ? UINT64_MAX : (uint64_t)r; }
-static inline int32_t d_to_s32(double r) { return r != r ? INT32_MIN : r >= 0x1p31 ? INT32_MAX : r < -0x1p31 ? INT32_MIN : (int32_t)r; }
-static inline uint32_t d_to_u32(double r) { return r != r ? 0x80000000u : r <= 0 ? 0 : r >= 0x1p32 ? UINT32_MAX : (uint32_t)r; }
+static inline int32_t d_to_s32(double r) { return r != r ? 0 : r >= 0x1p31 ? INT32_MAX : r < -0x1p31 ? INT32_MIN : (int32_t)r; }
+static inline uint32_t d_to_u32(double r) { return r != r || r <= 0 ? 0 : r >= 0x1p32 ? UINT32_MAX : (uint32_t)r; }
 CV(rni_s64, int64_t, float, to_s64(rint((double)x)))  CV(rzi_s64, int64_t, float, to_s64(trunc((double)x)))  CV(rni_u64, uint64_t, float, to_u64(rint((double)x)))  CV(rzi_u64, uint64_t, float, to_u64(trunc((double)x)))
 CV(d_rzi_s32, int32_t, double, d_to_s32(trunc(x)))  CV(d_rzi_u32, uint32_t, double, d_to_u32(trunc(x)))  CV(d_rzi_s64, int64_t, double, to_s64(trunc(x)))
 CV(s16_f32, float, uint32_t, (float)(int16_t)x)  CV(u16_f32, float, uint32_t, (float)(uint16_t)x)  CV(s8_f32, float, uint32_t, (float)(int8_t)x)  CV(u8_f32, float, uint32_t, (float)(uint8_t)x)
@@ -223,9 +224,9 @@ static const fc_row rows[] = {
     F("neg.f32", "w=w", fneg), F("neg.ftz.f32", "w=w", fneg_z), F("abs.f32", "w=w", fabs_), F("abs.ftz.f32", "w=w", fabs_z), F("copysign.f32", "w=ww", fcopysign),
     S("div.rn.f32", "w=ww", rdiv), S("div.rn.ftz.f32", "w=ww", rdiv_z), S("rcp.rn.f32", "w=w", frcp), S("rcp.rn.ftz.f32", "w=w", frcp_rn_z), S("sqrt.rn.f32", "w=w", root), S("sqrt.rn.ftz.f32", "w=w", root_z),
     S("div.approx.f32", "w=ww", div_a), S("div.approx.ftz.f32", "w=ww", div_a_z), S("div.full.f32", "w=ww", div_a), S("div.full.ftz.f32", "w=ww", div_a_z),
-    S("ex2.approx.f32", "w=w", ex2_full), S("ex2.approx.ftz.f32", "w=w", ex2), S("lg2.approx.f32", "w=w", lg2), S("lg2.approx.ftz.f32", "w=w", lg2_z), S("rcp.approx.f32", "w=w", rcp), S("rcp.approx.ftz.f32", "w=w", rcp_z),
+    S("ex2.approx.f32", "w=w", ex2), S("ex2.approx.ftz.f32", "w=w", ex2_z), S("lg2.approx.f32", "w=w", lg2), S("lg2.approx.ftz.f32", "w=w", lg2_z), S("rcp.approx.f32", "w=w", rcp), S("rcp.approx.ftz.f32", "w=w", rcp_z),
     S("rsqrt.approx.f32", "w=w", rsqrt), S("rsqrt.approx.ftz.f32", "w=w", rsqrt_z), S("sqrt.approx.f32", "w=w", sqrt_a), S("sqrt.approx.ftz.f32", "w=w", sqrt_a_z),
-    S("sin.approx.f32", "w=w", sin_a), S("sin.approx.ftz.f32", "w=w", sin_a), S("cos.approx.f32", "w=w", cos_a), S("cos.approx.ftz.f32", "w=w", cos_a), S("tanh.approx.f32", "w=w", tanh_a),
+    S("sin.approx.f32", "w=w", sin_a_z), S("sin.approx.ftz.f32", "w=w", sin_a_z), S("cos.approx.f32", "w=w", cos_a_z), S("cos.approx.ftz.f32", "w=w", cos_a_z), S("tanh.approx.f32", "w=w", tanh_a),
     SETF("eq", f_eq), SETF("ne", f_ne), SETF("lt", f_lt), SETF("le", f_le), SETF("gt", f_gt), SETF("ge", f_ge), SETF("equ", f_equ), SETF("neu", f_neu), SETF("ltu", f_ltu), SETF("leu", f_leu), SETF("gtu", f_gtu),
     SETF("geu", f_geu), SETF("num", f_num), SETF("nan", f_nan),
     F("add.rz.f32", "w=ww", radd_rz), F("add.rm.f32", "w=ww", radd_rm), F("add.rp.f32", "w=ww", radd_rp), F("mul.rz.f32", "w=ww", rmul_rz), F("mul.rm.f32", "w=ww", rmul_rm), F("mul.rp.f32", "w=ww", rmul_rp), F("sub.rn.ftz.f32", "w=ww", rsub_z),

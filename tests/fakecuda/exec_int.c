@@ -151,6 +151,11 @@ static void notp(fc_warp *w, fc_insn *in, uint32_t mask) { *RPRED(0) = (*RPRED(0
 SETP6(s32, int32_t) SETP6(u32, uint32_t) SETP6(s64, int64_t) SETP6(u64, uint64_t)
 #define SETP16(s, type) SETP(setp_eq_##s, uint32_t, ==) SETP(setp_ne_##s, uint32_t, !=)
 SETP16(b16, uint32_t)
+#define SETP_HALF(name, type, op) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { const uint32_t *a = R32(1), *b = R32(2); uint32_t r = 0; \
+    for (int i = 0; i < 32; i++) r |= (uint32_t)((type)a[i] op (type)b[i]) << i; \
+    *RPRED(0) = (*RPRED(0) & ~mask) | (r & mask); }
+#define SETP_HALF6(s, type) SETP_HALF(setp_eq_##s, type, ==) SETP_HALF(setp_ne_##s, type, !=) SETP_HALF(setp_lt_##s, type, <) SETP_HALF(setp_le_##s, type, <=) SETP_HALF(setp_gt_##s, type, >) SETP_HALF(setp_ge_##s, type, >=)
+SETP_HALF6(s16, int16_t) SETP_HALF6(u16, uint16_t)
 #define SEL(name, type) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
     { type *d = (type *)R64(0); const type *a = (const type *)R64(1), *b = (const type *)R64(2); uint32_t p = *RPRED(3); LANES(d[i] = p >> i & 1 ? a[i] : b[i]); }
 SEL(selp32, uint32_t) SEL(selp64, uint64_t)
@@ -238,7 +243,7 @@ static const fc_row rows[] = {
     SETWITH("s32", s32), SETWITH("u32", u32),
     P("and.pred", "p=pp", andp), P("or.pred", "p=pp", orp), P("xor.pred", "p=pp", xorp), P("not.pred", "p=p", notp),
     SETROWS("s32", "w", s32), SETROWS("u32", "w", u32), SETROWS("s64", "d", s64), SETROWS("u64", "d", u64), P("setp.eq.b32", "p=ww", setp_eq_u32), P("setp.ne.b32", "p=ww", setp_ne_u32),
-    P("setp.eq.b64", "p=dd", setp_eq_u64), P("setp.ne.b64", "p=dd", setp_ne_u64), P("setp.eq.s16", "p=hh", setp_eq_b16), P("setp.ne.s16", "p=hh", setp_ne_b16), P("setp.eq.b16", "p=hh", setp_eq_b16),
-    P("setp.ne.b16", "p=hh", setp_ne_b16), P("setp.eq.u16", "p=hh", setp_eq_b16), P("setp.ne.u16", "p=hh", setp_ne_b16),
+    P("setp.eq.b64", "p=dd", setp_eq_u64), P("setp.ne.b64", "p=dd", setp_ne_u64), SETROWS("s16", "h", s16), SETROWS("u16", "h", u16), P("setp.eq.b16", "p=hh", setp_eq_b16),
+    P("setp.ne.b16", "p=hh", setp_ne_b16),
 };
 const fc_table fc_alu_rows = {rows, sizeof rows / sizeof *rows};

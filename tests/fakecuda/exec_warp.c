@@ -6,6 +6,14 @@
 
 enum { BFLY, UP, DOWN, IDX };
 
+// What a lane that does not take part would give is undefined: here no number, and a report where synccheck is on.
+static void absent(fc_warp *w, fc_insn *in, int lane, int from)
+{
+    if (!fc_opt.strict || w->launch->told_sync) return;
+    w->launch->told_sync = true;
+    fc_tell(w, in, lane, "synccheck", "a shuffle reads lane %d, which does not take part", from);
+}
+
 static void shfl(fc_warp *w, fc_insn *in, uint32_t mask, int mode)
 {
     uint32_t *d = R32(0), *a = R32(2), *b = R32(3), *c = R32(4), from[32], ok = 0;
@@ -19,8 +27,8 @@ static void shfl(fc_warp *w, fc_insn *in, uint32_t mask, int mode)
         else j = min | (step & ~seg);
         bool in_range = mode == UP ? j >= max : j <= max;
         if (!in_range) j = lane;
-        if (!(mask >> j & 1)) fc_fault(w, in, lane, CUDA_ERROR_LAUNCH_FAILED, "synccheck", "a shuffle reads lane %d, which does not take part", j);
-        d[lane] = from[j];
+        if (!(mask >> j & 1)) absent(w, in, lane, j);
+        d[lane] = mask >> j & 1 ? from[j] : 0x7fc17fc1;
         ok |= (uint32_t)in_range << lane;
     }
     *RPRED(1) = (*RPRED(1) & ~mask) | ok;

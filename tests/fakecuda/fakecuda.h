@@ -122,7 +122,7 @@ struct fc_launch {
     uint64_t number, steps, threads;
     jmp_buf out;
     CUresult error;
-    bool told_race, told_init, told_nc, told_sync;
+    bool told_race, told_init, told_nc, told_sync;      // each check tells the first of a launch
 };
 
 // What the interpreter keeps beside an allocation.
@@ -135,7 +135,7 @@ unsigned char *fc_shared_row(fc_warp *w, fc_insn *in, int lane, uint64_t at);
 uint32_t fc_row_waves(const unsigned char *const *row, int matrices);
 void fc_async_land(fc_warp *w, uint32_t mask, uint32_t keep);
 void fc_async_commit(fc_warp *w, uint32_t mask);
-float fc_perturb(float v, float bound);
+float fc_perturb(double v, double bound);
 
 #define R32(k) ((uint32_t *)(w->r + in->o[k]))
 #define R64(k) ((uint64_t *)(w->r + in->o[k]))

@@ -120,14 +120,14 @@ static bool leave(fc_warp *w, int g, uint32_t mask)
 static bool barrier(fc_warp *w, int g, fc_insn *in, uint32_t mask)
 {
     fc_group *me = &w->group[g];
-    int first = in->row->arg;
+    int first = in->row->arg ? 1 : 0;
     if (mask != w->live) {
         me->parked = true;
         return false;
     }
     w->waits = (int)in->o[first];
     w->wait_pc = me->pc;
-    if (first && (*(uint32_t *)(w->r + in->o[2]) & mask)) w->block->red[w->waits] = 1;
+    if (first) w->block->red[w->waits] += (uint32_t)__builtin_popcount(*(uint32_t *)(w->r + in->o[2]) & mask);
     me->pc++;
     return false;
 }
@@ -214,11 +214,21 @@ static uint32_t first_lanes(const fc_launch *l, int warp)
     return left >= 32 ? 0xffffffffu : (1u << left) - 1;
 }
 
+enum { RED_OR = 1, RED_AND, RED_POPC };
+static void give_reduced(fc_warp *w, const fc_insn *in, uint32_t yes, uint32_t present)
+{
+    uint32_t *d = (uint32_t *)(w->r + in->o[0]);
+    if (in->row->arg == RED_POPC) for (int i = 0; i < 32; i++) d[i] = yes;
+    else *d = (in->row->arg == RED_OR ? yes > 0 : yes == present) ? 0xffffffffu : 0;
+}
+
 static void release(fc_block *b, int id, bool all)
 {
     bool partial = false;
+    uint32_t present = 0;
     for (int i = 0; i < b->nwarps; i++) {
         fc_warp *w = &b->warps[i];
+        if (w->waits == id) present += (uint32_t)__builtin_popcount(w->live);
         if (w->waits == id && w->live != first_lanes(w->launch, i)) partial = true;
         if (w->waits < 0) partial = partial || all;
     }
@@ -230,7 +240,7 @@ static void release(fc_block *b, int id, bool all)
             w->launch->told_sync = true;
             fc_tell(w, in, 0, "synccheck", "barrier %d is reached by a part of the block only", id);
         }
-        if (in->row->arg) *(uint32_t *)(w->r + in->o[0]) = b->red[id] ? 0xffffffffu : 0;
+        if (in->row->arg) give_reduced(w, in, b->red[id], present);
         w->waits = -1;
         w->launch->c->barriers++;
     }
@@ -426,7 +436,8 @@ CUresult fc_run(fc_launch *l)
 
 static const fc_row rows[] = {
     {"bra", "l", nothing, FC_control, FC_FLOW, 0}, {"bra.uni", "l", nothing, FC_control, FC_FLOW, 0}, {"ret", "", nothing, FC_control, FC_FLOW, 0}, {"exit", "", nothing, FC_control, FC_FLOW, 0},
-    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0}, {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, 1},
+    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0}, {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_OR}, {"bar.red.and.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_AND},
+    {"bar.red.popc.u32", "w=ip", nothing, FC_sync, FC_FLOW, RED_POPC},
     {"barrier.sync", "i?i", nothing, FC_sync, FC_FLOW, 0},
 };
 const fc_table fc_flow_rows = {rows, sizeof rows / sizeof *rows};
