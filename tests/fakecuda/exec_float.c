@@ -110,10 +110,12 @@ D3(dadd, a[i] + b[i])  D3(dsub, a[i] - b[i])  D3(dmul, a[i] * b[i])  D3(ddiv, a[
 static void dfma(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *)R64(0), *a = (double *)R64(1), *b = (double *)R64(2), *c = (double *)R64(3); LANES(d[i] = canon64(fma(a[i], b[i], c[i]))); }
 
 #define D2(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *)R64(0), *a = (double *)R64(1); LANES(d[i] = (expr)); }
+D3(dmin, a[i] != a[i] ? b[i] : b[i] != b[i] ? a[i] : fmin(a[i], b[i]))  D3(dmax, a[i] != a[i] ? b[i] : b[i] != b[i] ? a[i] : fmax(a[i], b[i]))
 D2(dneg, -a[i])  D2(dabs, fabs(a[i]))  D2(dsqrt, canon64(sqrt(a[i])))
 #define DSETP(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { const double *a = (const double *)R64(1), *b = (const double *)R64(2); uint32_t r = 0; \
     for (int i = 0; i < 32; i++) { double x = a[i], y = b[i]; r |= (uint32_t)(expr) << i; } *RPRED(0) = (*RPRED(0) & ~mask) | (r & mask); }
 DSETP(d_eq, x == y) DSETP(d_neu, x != y) DSETP(d_lt, x < y) DSETP(d_le, x <= y) DSETP(d_gt, x > y) DSETP(d_ge, x >= y)
+DSETP(d_ne, x < y || x > y) DSETP(d_equ, !(x < y || x > y)) DSETP(d_ltu, !(x >= y)) DSETP(d_leu, !(x > y)) DSETP(d_gtu, !(x <= y)) DSETP(d_geu, !(x < y)) DSETP(d_num, !UNORDERED) DSETP(d_nan, UNORDERED)
 
 // ---- conversions
 
@@ -215,6 +217,7 @@ static void h2fma(fc_warp *w, fc_insn *in, uint32_t mask) { uint32_t *d = R32(0)
 #define S(s, shape, fn) {s, shape, fn, FC_special, 0, 0}
 #define C(s, shape, fn) {s, shape, fn, FC_convert, 0, 0}
 #define SETF(op, fn) {"setp." op ".f32", "p=ww", fn, FC_predicate, 0, 0}, {"setp." op ".ftz.f32", "p=ww", fn##_z, FC_predicate, 0, 0}
+#define SETD(op, fn) {"setp." op ".f64", "p=dd", fn, FC_predicate, 0, 0}
 static const fc_row rows[] = {
     F("add.f32", "w=ww", radd), F("add.rn.f32", "w=ww", radd), F("add.ftz.f32", "w=ww", radd_z), F("add.rn.ftz.f32", "w=ww", radd_z), F("sub.f32", "w=ww", rsub), F("sub.rn.f32", "w=ww", rsub), F("sub.ftz.f32", "w=ww", rsub_z),
     F("mul.f32", "w=ww", rmul), F("mul.rn.f32", "w=ww", rmul), F("mul.ftz.f32", "w=ww", rmul_z), F("mul.rn.ftz.f32", "w=ww", rmul_z), F("fma.rn.f32", "w=www", rfma), F("fma.rn.ftz.f32", "w=www", rfma_z),
@@ -230,8 +233,9 @@ static const fc_row rows[] = {
     SETF("eq", f_eq), SETF("ne", f_ne), SETF("lt", f_lt), SETF("le", f_le), SETF("gt", f_gt), SETF("ge", f_ge), SETF("equ", f_equ), SETF("neu", f_neu), SETF("ltu", f_ltu), SETF("leu", f_leu), SETF("gtu", f_gtu),
     SETF("geu", f_geu), SETF("num", f_num), SETF("nan", f_nan),
     F("add.rz.f32", "w=ww", radd_rz), F("add.rm.f32", "w=ww", radd_rm), F("add.rp.f32", "w=ww", radd_rp), F("mul.rz.f32", "w=ww", rmul_rz), F("mul.rm.f32", "w=ww", rmul_rm), F("mul.rp.f32", "w=ww", rmul_rp), F("sub.rn.ftz.f32", "w=ww", rsub_z),
-    F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("fma.rn.f16x2", "w=www", h2fma),
+    F("sub.rn.f64", "d=dd", dsub), F("min.f64", "d=dd", dmin), F("max.f64", "d=dd", dmax), F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("fma.rn.f16x2", "w=www", h2fma),
     {"setp.eq.f64", "p=dd", d_eq, FC_predicate, 0, 0}, {"setp.neu.f64", "p=dd", d_neu, FC_predicate, 0, 0}, {"setp.lt.f64", "p=dd", d_lt, FC_predicate, 0, 0}, {"setp.le.f64", "p=dd", d_le, FC_predicate, 0, 0},
+    SETD("ne", d_ne), SETD("equ", d_equ), SETD("ltu", d_ltu), SETD("leu", d_leu), SETD("gtu", d_gtu), SETD("geu", d_geu), SETD("num", d_num), SETD("nan", d_nan),
     {"setp.gt.f64", "p=dd", d_gt, FC_predicate, 0, 0}, {"setp.ge.f64", "p=dd", d_ge, FC_predicate, 0, 0},
     C("cvt.rni.ftz.f32.f32", "w=w", rni_f32_z), C("cvt.rzi.ftz.f32.f32", "w=w", rzi_f32_z), C("cvt.rmi.ftz.f32.f32", "w=w", rmi_f32_z), C("cvt.rpi.ftz.f32.f32", "w=w", rpi_f32_z), C("cvt.rzi.ftz.s32.f32", "w=w", rzi_s32_z),
     C("cvt.rmi.ftz.s32.f32", "w=w", rmi_s32_z), C("cvt.rpi.ftz.s32.f32", "w=w", rpi_s32_z), C("cvt.rzi.ftz.u32.f32", "w=w", rzi_u32_z), C("cvt.rmi.u32.f32", "w=w", rmi_u32), C("cvt.rpi.u32.f32", "w=w", rpi_u32), C("cvt.sat.ftz.f32.f32", "w=w", fsat_z),

@@ -162,6 +162,14 @@ SEL(selp32, uint32_t) SEL(selp64, uint64_t)
 
 // ---- less common ones
 
+#define H(v) ((int16_t)(v))
+OP2(neg16, uint32_t, uint32_t, (0 - a[i]) & 0xffff)  OP2(abs16, uint32_t, uint32_t, (H(a[i]) < 0 ? 0 - a[i] : a[i]) & 0xffff)
+OP3(min_s16, uint32_t, H(a[i]) < H(b[i]) ? a[i] : b[i])  OP3(max_s16, uint32_t, H(a[i]) > H(b[i]) ? a[i] : b[i])
+OP3(div_u16, uint32_t, b[i] ? a[i] / b[i] : 0xffff)  OP3(rem_u16, uint32_t, b[i] ? a[i] % b[i] : a[i])
+OP3(div_s16, uint32_t, (b[i] ? H(a[i]) / H(b[i]) : -1) & 0xffff)  OP3(rem_s16, uint32_t, (b[i] ? H(a[i]) % H(b[i]) : H(a[i])) & 0xffff)
+OP3(mulhi_s16, uint32_t, (H(a[i]) * H(b[i]) >> 16) & 0xffff)  OP3(mulhi_u16, uint32_t, a[i] * b[i] >> 16)
+OP4(mad16, uint32_t, uint32_t, uint32_t, (a[i] * b[i] + c[i]) & 0xffff)
+
 OP3(mulhi_s64, int64_t, (int64_t)((__int128)a[i] * b[i] >> 64))  OP3(mulhi_u64, uint64_t, (uint64_t)((unsigned __int128)a[i] * b[i] >> 64))
 OP2(abs_s64, uint64_t, int64_t, a[i] < 0 ? 0 - (uint64_t)a[i] : (uint64_t)a[i])
 OP2(clz64, uint32_t, uint64_t, a[i] ? __builtin_clzll(a[i]) : 64)  OP2(popc64, uint32_t, uint64_t, __builtin_popcountll(a[i]))
@@ -236,6 +244,11 @@ static const fc_row rows[] = {
     {"cvt.s32.s64", "w=d", cvt_u32_u64, FC_convert, 0, 0}, {"cvt.u32.u16", "w=h", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u64", "h=d", cvt_u16_u64, FC_convert, 0, 0},
     {"cvt.u32.u8", "w=h", cvt_u8, FC_convert, 0, 0}, {"cvt.u16.u8", "h=h", cvt_u8, FC_convert, 0, 0}, {"cvt.s32.s16", "w=h", cvt_s32_s16, FC_convert, 0, 0}, {"cvt.s32.s8", "w=h", cvt_s32_s8, FC_convert, 0, 0},
     {"cvt.s16.s8", "h=h", cvt_s16_s8, FC_convert, 0, 0}, {"cvt.u64.u16", "d=h", cvt_u64_u16, FC_convert, 0, 0}, {"cvt.s64.s16", "d=h", cvt_s64_s16, FC_convert, 0, 0},
+    I("neg.s16", "h=h", neg16), I("abs.s16", "h=h", abs16), I("min.s16", "h=hh", min_s16), I("max.s16", "h=hh", max_s16), I("min.u16", "h=hh", min_u32), I("max.u16", "h=hh", max_u32), I("div.u16", "h=hh", div_u16),
+    I("rem.u16", "h=hh", rem_u16), I("div.s16", "h=hh", div_s16), I("rem.s16", "h=hh", rem_s16), I("mul.hi.s16", "h=hh", mulhi_s16), I("mul.hi.u16", "h=hh", mulhi_u16), I("mad.lo.s16", "h=hhh", mad16), I("mad.lo.u16", "h=hhh", mad16),
+    {"cvt.s64.u16", "d=h", cvt_u64_u16, FC_convert, 0, 0}, {"cvt.s32.u16", "w=h", cvt_u16, FC_convert, 0, 0}, {"cvt.s32.u8", "w=h", cvt_u8, FC_convert, 0, 0}, {"cvt.s32.s32", "w=w", mov32, FC_convert, 0, 0},
+    {"cvt.u16.s16", "h=h", mov32, FC_convert, 0, 0}, {"cvt.s16.u16", "h=h", mov32, FC_convert, 0, 0}, {"cvt.s16.s64", "h=d", cvt_u16_u64, FC_convert, 0, 0}, {"cvt.u32.s16", "w=h", cvt_s32_s16, FC_convert, 0, 0}, {"cvt.u64.s32", "d=w", cvt_s64_s32, FC_convert, 0, 0},
+    {"cvt.s16.u8", "h=h", cvt_u8, FC_convert, 0, 0}, {"cvt.u64.s16", "d=h", cvt_s64_s16, FC_convert, 0, 0}, {"cvt.u32.s8", "w=h", cvt_s32_s8, FC_convert, 0, 0}, {"cvt.u16.s8", "h=h", cvt_s16_s8, FC_convert, 0, 0},
     I("mul.hi.s64", "d=dd", mulhi_s64), I("mul.hi.u64", "d=dd", mulhi_u64), I("abs.s64", "d=d", abs_s64), I("clz.b64", "w=d", clz64), I("popc.b64", "w=d", popc64), I("brev.b64", "d=d", brev64),
     I("bfind.s32", "w=w", bfind_s), I("bfe.u64", "d=dww", bfe_u64), I("bfe.s64", "d=dww", bfe_s64), I("dp4a.s32.u32", "w=www", dp4a_su), I("dp4a.u32.s32", "w=www", dp4a_us), I("dp4a.u32.u32", "w=www", dp4a_uu),
     M("selp.f64", "d=ddp", selp64), M("selp.s16", "h=hhp", selp32), {"cvt.s16.s32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u32.s32", "w=w", mov32, FC_convert, 0, 0}, {"cvt.s32.u32", "w=w", mov32, FC_convert, 0, 0},
