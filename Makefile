@@ -33,6 +33,9 @@ MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/te
 ARM64    = $(if $(HAS_ARM64),$(addprefix build/arm64/,unit/test_numbers unit/test_json unit/test_safetensors unit/test_tokenizer ops/test_ops ops/test_screen model/test_forward))
 HAS_ARM64 = $(shell echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -static -x c - -o /dev/null 2>/dev/null && command -v qemu-aarch64)
 HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)
+# The emulated card and its tests: a target of their own while it grows.
+CARD    := $(patsubst tests/%.c,build/%,$(wildcard tests/fakecuda/test_*.c)) $(wildcard tests/fakecuda/test_*.sh tests/fakecuda/test_*.py)
+CARDLIB := $(patsubst tests/%.c,%.o,$(filter-out tests/fakecuda/test_% tests/fakecuda/bench_%,$(wildcard tests/fakecuda/*.c)))
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
 EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
@@ -74,7 +77,7 @@ test: packages
 
 ## clean: forgets what was built, but not the downloaded model; `make distclean` forgets that too
 clean:
-	@for f in build/*; do case $$f in build/gemma-*|build/download*) ;; *) rm -rf "$$f" ;; esac; done
+	@for f in build/*; do case $$f in build/gemma-*|build/download*|build/nvrtc-*) ;; *) rm -rf "$$f" ;; esac; done
 distclean:
 	@rm -rf build
 
@@ -88,6 +91,14 @@ embed:
 ## matrix: the header under each compiler, standard and GEMMA3_NO_* option here; warnings are errors
 matrix:
 	@sh tests/run.sh matrix tests/compile/matrix.sh
+
+## test-fakecuda: the emulated card (tests/fakecuda): its driver, its checks, its PTX interpreter; kernels are compiled by NVRTC, fetched if need be
+test-fakecuda:
+	@sh tests/tools/need.sh gcc libc6-dev
+	@sh tests/tools/need.sh --try python3 python3-pip
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(CARD))
+	@sh tests/run.sh test-fakecuda $(CARD)
+.PHONY: test-fakecuda
 
 ## sanitize: the tests that need no weights, and a few tokens of the 270M if it is here, under ASan and UBSan; threads under TSan, whole models under MSan
 sanitize:
@@ -166,6 +177,27 @@ build/model/%: tests/model/%.c
 build/tools/%: tests/tools/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+
+# The emulated card is a libcuda.so.1 that tests open by its path. Its arithmetic must stay as written: no contraction, no type-based aliasing.
+CARDFLAGS = -std=gnu11 -g $(WARN) -fno-strict-aliasing -ffp-contract=off -fPIC -fvisibility=hidden -Itests/fakecuda
+CARDTEST  = -std=gnu11 -g $(WARN) -Wno-unused-function -fno-strict-aliasing -ffp-contract=off -Itests/fakecuda
+build/fakecuda/%.o: tests/fakecuda/%.c
+	@mkdir -p $(@D)
+	$(CC) -O3 $(CARDFLAGS) $(DEPS) -c $< -o $@
+build/asan/fakecuda/%.o: tests/fakecuda/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CARDFLAGS) $(ASAN) $(DEPS) -c $< -o $@
+build/fakecuda/libcuda.so.1: $(addprefix build/,$(CARDLIB))
+	$(CC) -shared -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread -lm
+build/asan/fakecuda/libcuda.so.1: $(addprefix build/asan/,$(CARDLIB))
+	$(CC) -shared $(ASAN) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread -lm
+build/fakecuda/%: tests/fakecuda/%.c | build/fakecuda/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) -O2 $(CARDTEST) $(DEPS) $< -o $@ -ldl -lpthread -lm
+build/asan/fakecuda/%: tests/fakecuda/%.c | build/asan/fakecuda/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) -DFAKECUDA_LIBRARY='"build/asan/fakecuda/libcuda.so.1"' $(CARDTEST) $(ASAN) $(DEPS) $< -o $@ -ldl -lpthread -lm
+
 build/asan/%: tests/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) $(ASAN) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
