@@ -103,7 +103,7 @@ void drv_module_free(CUmodule m)
 static CUresult load(CUmodule *out, const char *image, char *log, size_t cap)
 {
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
-    if (!memcmp(image, "\177ELF", 4)) {
+    if (!strncmp(image, "\177ELF", 4)) {
         snprintf(log, cap, "machine code (CUBIN) cannot be interpreted; give PTX");
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }

@@ -77,6 +77,14 @@ static float in_mode(int op, int mode, float x, float y)
 DIRECTED(radd_rz, R_ADD, FE_TOWARDZERO) DIRECTED(radd_rm, R_ADD, FE_DOWNWARD) DIRECTED(radd_rp, R_ADD, FE_UPWARD)
 DIRECTED(rmul_rz, R_MUL, FE_TOWARDZERO) DIRECTED(rmul_rm, R_MUL, FE_DOWNWARD) DIRECTED(rmul_rp, R_MUL, FE_UPWARD)
 
+#define DIRECTED_Z(name, op, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(flush(in_mode(op, mode, flush(a[i]), flush(b[i]))))); }
+DIRECTED_Z(radd_rz_z, R_ADD, FE_TOWARDZERO) DIRECTED_Z(radd_rm_z, R_ADD, FE_DOWNWARD) DIRECTED_Z(radd_rp_z, R_ADD, FE_UPWARD)
+DIRECTED_Z(rmul_rz_z, R_MUL, FE_TOWARDZERO) DIRECTED_Z(rmul_rm_z, R_MUL, FE_DOWNWARD) DIRECTED_Z(rmul_rp_z, R_MUL, FE_UPWARD)
+#define FMA_Z(name, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(flush(fma_in(mode, flush(a[i]), flush(b[i]), flush(c[i]))))); }
+FMA_Z(rfma_rm_z, FE_DOWNWARD) FMA_Z(rfma_rp_z, FE_UPWARD)
+
 // ---- approximations: the bounds are those of the PTX manual, in parts of the result
 
 // A flush to zero is of what comes in and goes out. Sine and cosine are bounded absolutely, which their relative bound keeps.
@@ -121,7 +129,7 @@ DSETP(d_ne, x < y || x > y) DSETP(d_equ, !(x < y || x > y)) DSETP(d_ltu, !(x >= 
 
 #define CV(name, to, from, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { to *d = (to *)R64(0); const from *a = (const from *)R64(1); LANES(from x = a[i]; d[i] = (expr)); }
 CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)
-CV(s64_f32, float, int64_t, (float)x)  CV(u64_f32, float, uint64_t, (float)x)  CV(f32_f64, double, float, canon64((double)x))  CV(s32_f64, double, int32_t, (double)x)
+CV(s64_f32, float, int64_t, (float)x)  CV(u64_f32, float, uint64_t, (float)x)  CV(f32_f64, double, float, canon64((double)x))  CV(s32_f64, double, int32_t, (double)x)  CV(f32_f64_z, double, float, canon64((double)FX))
 
 // Out of range saturates; what is no number becomes 0.
 static inline int32_t to_s32(float r) { return r != r ? 0 : r >= 0x1p31f ? INT32_MAX : r < -0x1p31f ? INT32_MIN : (int32_t)r; }
@@ -233,6 +241,8 @@ static const fc_row rows[] = {
     SETF("eq", f_eq), SETF("ne", f_ne), SETF("lt", f_lt), SETF("le", f_le), SETF("gt", f_gt), SETF("ge", f_ge), SETF("equ", f_equ), SETF("neu", f_neu), SETF("ltu", f_ltu), SETF("leu", f_leu), SETF("gtu", f_gtu),
     SETF("geu", f_geu), SETF("num", f_num), SETF("nan", f_nan),
     F("add.rz.f32", "w=ww", radd_rz), F("add.rm.f32", "w=ww", radd_rm), F("add.rp.f32", "w=ww", radd_rp), F("mul.rz.f32", "w=ww", rmul_rz), F("mul.rm.f32", "w=ww", rmul_rm), F("mul.rp.f32", "w=ww", rmul_rp), F("sub.rn.ftz.f32", "w=ww", rsub_z),
+    F("add.rz.ftz.f32", "w=ww", radd_rz_z), F("add.rm.ftz.f32", "w=ww", radd_rm_z), F("add.rp.ftz.f32", "w=ww", radd_rp_z), F("mul.rz.ftz.f32", "w=ww", rmul_rz_z), F("mul.rm.ftz.f32", "w=ww", rmul_rm_z), F("mul.rp.ftz.f32", "w=ww", rmul_rp_z),
+    F("fma.rm.ftz.f32", "w=www", rfma_rm_z), F("fma.rp.ftz.f32", "w=www", rfma_rp_z), C("cvt.ftz.f64.f32", "d=w", f32_f64_z), C("cvt.ftz.sat.f32.f32", "w=w", fsat_z),
     F("sub.rn.f64", "d=dd", dsub), F("min.f64", "d=dd", dmin), F("max.f64", "d=dd", dmax), F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("fma.rn.f16x2", "w=www", h2fma),
     {"setp.eq.f64", "p=dd", d_eq, FC_predicate, 0, 0}, {"setp.neu.f64", "p=dd", d_neu, FC_predicate, 0, 0}, {"setp.lt.f64", "p=dd", d_lt, FC_predicate, 0, 0}, {"setp.le.f64", "p=dd", d_le, FC_predicate, 0, 0},
     SETD("ne", d_ne), SETD("equ", d_equ), SETD("ltu", d_ltu), SETD("leu", d_leu), SETD("gtu", d_gtu), SETD("geu", d_geu), SETD("num", d_num), SETD("nan", d_nan),

@@ -195,6 +195,7 @@ static uint32_t dot4_of(uint32_t a, uint32_t b, bool sa, bool sb)
 }
 OP4(dp4a_su, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], true, false) + c[i])  OP4(dp4a_us, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, true) + c[i])
 OP4(dp4a_uu, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, false) + c[i])
+OP2(cvt_s8_s32, uint32_t, uint32_t, (int8_t)a[i] & 0xffff)  OP2(cvt_s8_s64, uint32_t, uint64_t, (int8_t)a[i] & 0xffff)
 OP2(cvt_u64_u8, uint64_t, uint32_t, a[i] & 0xff)  OP2(cvt_s64_s8, int64_t, int32_t, (int8_t)a[i])
 
 // setp with a second predicate: the comparison, and / or / xor that predicate
@@ -244,6 +245,7 @@ static const fc_row rows[] = {
     {"cvt.s32.s64", "w=d", cvt_u32_u64, FC_convert, 0, 0}, {"cvt.u32.u16", "w=h", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u16.u64", "h=d", cvt_u16_u64, FC_convert, 0, 0},
     {"cvt.u32.u8", "w=h", cvt_u8, FC_convert, 0, 0}, {"cvt.u16.u8", "h=h", cvt_u8, FC_convert, 0, 0}, {"cvt.s32.s16", "w=h", cvt_s32_s16, FC_convert, 0, 0}, {"cvt.s32.s8", "w=h", cvt_s32_s8, FC_convert, 0, 0},
     {"cvt.s16.s8", "h=h", cvt_s16_s8, FC_convert, 0, 0}, {"cvt.u64.u16", "d=h", cvt_u64_u16, FC_convert, 0, 0}, {"cvt.s64.s16", "d=h", cvt_s64_s16, FC_convert, 0, 0},
+    {"cvt.s8.s32", "h=w", cvt_s8_s32, FC_convert, 0, 0}, {"cvt.u8.u32", "h=w", cvt_u8, FC_convert, 0, 0}, {"cvt.s8.s64", "h=d", cvt_s8_s64, FC_convert, 0, 0}, {"cvt.s8.u32", "h=w", cvt_s8_s32, FC_convert, 0, 0},
     I("neg.s16", "h=h", neg16), I("abs.s16", "h=h", abs16), I("min.s16", "h=hh", min_s16), I("max.s16", "h=hh", max_s16), I("min.u16", "h=hh", min_u32), I("max.u16", "h=hh", max_u32), I("div.u16", "h=hh", div_u16),
     I("rem.u16", "h=hh", rem_u16), I("div.s16", "h=hh", div_s16), I("rem.s16", "h=hh", rem_s16), I("mul.hi.s16", "h=hh", mulhi_s16), I("mul.hi.u16", "h=hh", mulhi_u16), I("mad.lo.s16", "h=hhh", mad16), I("mad.lo.u16", "h=hhh", mad16),
     {"cvt.s64.u16", "d=h", cvt_u64_u16, FC_convert, 0, 0}, {"cvt.s32.u16", "w=h", cvt_u16, FC_convert, 0, 0}, {"cvt.s32.u8", "w=h", cvt_u8, FC_convert, 0, 0}, {"cvt.s32.s32", "w=w", mov32, FC_convert, 0, 0},

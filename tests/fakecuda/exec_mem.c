@@ -80,13 +80,14 @@ static bool watched(const drv_range *r) { return fc_opt.init || fc_opt.nc || ((c
 // Distinct 32-byte sectors of one request.
 static uint32_t sectors(const uint64_t *at, uint32_t mask, uint32_t bytes)
 {
-    uint64_t seen[64];
+    uint64_t seen[64], top = 0;                      // most requests rise from lane to lane: what is above all others is new
     uint32_t n = 0;
     for (uint32_t left = mask; left; left &= left - 1) {
         uint64_t first = at[__builtin_ctz(left)] >> 5, last = (at[__builtin_ctz(left)] + bytes - 1) >> 5;
         for (uint64_t s = first; s <= last; s++) {
-            uint32_t k = n;
+            uint32_t k = s > top ? 0 : n;
             while (k && seen[k - 1] != s) k--;       // neighbours come one after the other: the newest first
+            if (s > top) top = s;
             if (!k && n < 64) seen[n++] = s;
         }
     }
@@ -252,12 +253,26 @@ static void race(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes,
     }
 }
 
+// Every bank is asked for one word at most.
+static bool one_wave(const uint64_t *at, uint32_t mask)
+{
+    uint32_t used = 0, word[32];
+    for (uint32_t left = mask; left; left &= left - 1) {
+        uint32_t k = (uint32_t)(at[__builtin_ctz(left)] >> 2), bank = k & 31;
+        if (used >> bank & 1 && word[bank] != k) return false;
+        used |= 1u << bank;
+        word[bank] = k;
+    }
+    return true;
+}
+
 // Waves: 32 banks of 4 bytes serve one word each; requests of 8 and 16 bytes go by halves and quarters of a warp.
 static void count_shared(fc_warp *w, const uint64_t *at, uint32_t mask, uint32_t bytes)
 {
     fc_counters *c = w->launch->c;
     c->shared_requests++;
     if (!fc_opt.count) return;
+    if (bytes <= 4 && one_wave(at, mask)) { c->shared_waves++; return; }
     int lanes = bytes >= 16 ? 8 : bytes == 8 ? 16 : 32;
     for (int from = 0; from < 32; from += lanes) {
         uint64_t words[32][4];

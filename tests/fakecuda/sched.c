@@ -164,6 +164,8 @@ static inline uint32_t guarded(const fc_warp *w, const fc_insn *in, uint32_t mas
     return mask & (in->negated ? ~p : p);
 }
 
+static inline uint64_t lanes_of(uint32_t mask) { return mask == 0xffffffffu ? 32 : (uint64_t)__builtin_popcount(mask); }
+
 static int run_group(fc_warp *w, int g, int budget)
 {
     fc_insn *code = w->launch->kernel->code;
@@ -176,7 +178,7 @@ static int run_group(fc_warp *w, int g, int budget)
         uint32_t mask = guarded(w, in, w->group[g].mask);
         if (in->row->flags & FC_FLOW) {
             if (w->ngroups > 1) g = merge(w, g), mask = guarded(w, in, w->group[g].mask);
-            in->hits++, in->lanes += (uint64_t)__builtin_popcount(mask);
+            in->hits++, in->lanes += lanes_of(mask);
             if (!flow(w, g, in, mask)) return budget - 1;
             continue;
         }
@@ -184,7 +186,7 @@ static int run_group(fc_warp *w, int g, int budget)
             w->group[g].parked = true;
             return budget - 1;
         }
-        in->hits++, in->lanes += (uint64_t)__builtin_popcount(mask);
+        in->hits++, in->lanes += lanes_of(mask);
         if (mask) in->fn(w, in, mask);
         w->group[g].pc++;
     }

@@ -1,14 +1,14 @@
 // Oracle: random programs, compiled by NVRTC for the card and by the C compiler for this machine, must give the same bits.
 // Expressions over all types, loops and branches that diverge, local arrays; and warp programs, whose shuffles, votes and exchanges through shared
 // memory a model here carries out thread by thread. Each round has its own seed, target and options; a failing round's files stay in build/fakecuda.
-// FUZZ_ROUNDS: how many rounds (16). FUZZ_SEED: the first seed (1).
+// FUZZ_ROUNDS: how many rounds (12). FUZZ_SEED: the first seed (1).
 #include "oracle.h"
 #include <fenv.h>
 #include <math.h>
 
 typedef uint32_t u32;
 typedef uint64_t u64;
-enum { FUNCTIONS = 40, THREADS = 4096, INPUTS = 8, PHASES = 10, PROGRAMS = 4, BLOCK = 64 };
+enum { FUNCTIONS = 24, THREADS = 8192, INPUTS = 8, PHASES = 8, PROGRAMS = 3, BLOCK = 64, ROUNDS = 12 };
 
 // ---- the generator. Leaves are the function's variables: a b c (u32), d (u64), x y z (float), t (an array of eight, in programs)
 
@@ -20,19 +20,20 @@ static const char *variable(char type)
     return type == 'u' ? u[pick(3)] : type == 'f' ? f[pick(3)] : "d";
 }
 
-// A form is a text with holes: U L F G are filled by expressions of the types u32, u64, float and double.
+// A form is a text with holes: U L F G are filled by expressions of the types u32, u64, float and double. None overflows a signed type: what that
+// does is for each compiler to choose.
 static const char *const forms_u[] = {
     "(U + U)", "(U - U)", "(U * U)", "(U & U)", "(U | U)", "(U ^ U)", "(~U)", "(0u - U)", "(U << (U & 31))", "(U >> (U & 31))", "(u32)((s32)U >> (U & 31))", "(U << 3)", "(U >> 16)",
     "(U < U ? U : U)", "((s32)U < (s32)U ? U : U)", "(U == U ? U : U)", "(F < F ? U : U)", "(F >= F ? U : U)", "(F != F ? U : U)", "(!(F > F) ? U : U)", "((s64)L < (s64)L ? U : U)", "(L > L ? U : U)", "(G < G ? U : U)",
     "((U < U && F < F) ? U : U)", "((U > U || (s32)U < 0) ? U : U)", "MULHI(U, U)", "UMULHI(U, U)", "POPC(U)", "CLZ(U)", "FFS(U)", "BREV(U)", "POPC64(L)", "CLZ64(L)", "PERM(U, U, U)", "PERM(U, U, 0x5140)",
     "FUNNEL_L(U, U, U)", "FUNNEL_RC(U, U, U & 63)", "DP4A(U, U, U)", "(U / (U | 1))", "(U % (U | 1))", "DIVS(U, U)", "REMS(U, U)", "(U / 10u)", "(u32)L", "(u32)(L >> 32)", "(u32)(signed char)U", "(u32)(short)U",
     "(u32)(unsigned char)U", "(u32)(unsigned short)U", "(u32)F2I(F)", "(u32)F2I_NEAR(F)", "F2U32(F)", "BITS(F)", "BF16(F)", "HALF(F)", "(u32)D2I(G)", "((U & 0xff00u) | (U >> 24))", "((U & ~0x3fc0u) | ((U & 255) << 6))",
-    "(u32)((s32)U < (s32)U ? (s32)U : -(s32)U)", "((U >> 5 & 127) + 1)", "(U * 12u + U)", "(u32)((unsigned short)U * (unsigned short)U)",
+    "((s32)U < (s32)U ? U : 0u - U)", "((U >> 5 & 127) + 1)", "(U * 12u + U)", "((u32)(unsigned short)U * (unsigned short)U)",
 };
 static const char *const forms_l[] = {
     "(L + L)", "(L - L)", "(L * L)", "(L & L)", "(L | L)", "(L ^ L)", "(~L)", "(L << (U & 63))", "(L >> (U & 63))", "(u64)((s64)L >> (U & 63))", "((u64)U * U)", "(u64)((s64)(s32)U * (s32)U)", "((u64)U << 32 | U)",
     "(u64)(s64)(s32)U", "(u64)U", "(L < L ? L : L)", "((s64)L < (s64)L ? L : L)", "(U < U ? L : L)", "UMULHI64(L, L)", "BREV64(L)", "(L / (L | 1))", "(L % (U | 1ull))", "((u64)U * 24u + L)", "BITS64(G)", "(0ull - L)",
-    "(u64)((s64)(short)U * 3 + (s64)L)",
+    "((u64)(s64)(short)U * 3 + L)",
 };
 static const char *const forms_f[] = {
     "(F + F)", "(F - F)", "(F * F)", "(F / F)", "(F + F)", "(F * F)", "(F < F ? F : F)", "(U < U ? F : F)", "FMA(F, F, F)", "FMA(F, F, F)", "SQRT(ABS(F))", "SQRT(F)", "NEG(F)", "ABS(F)", "FMIN(F, F)", "FMAX(F, F)", "RINT(F)",
@@ -385,10 +386,12 @@ static int one_round(u32 seed)
         snprintf(path, sizeof path, "build/fakecuda/fuzz_%u.ptx", seed);
         write_file(path, ptx);
         void *lib = host_program(&r, &both);
-        CUmodule m = load_module(ptx);
-        line = !lib ? __LINE__ : compare_functions(m, lib, &r);
-        for (int p = 0; p < PROGRAMS && lib; p++) { int l = compare_program(m, lib, &r, p); if (!line) line = l; }
-        CU.cuModuleUnload(m);
+        CUmodule m = NULL;
+        if (CU.cuModuleLoadData(&m, ptx)) fprintf(stderr, "seed %u: the module does not load\n", seed);
+        bool ready = lib && m;
+        line = ready ? compare_functions(m, lib, &r) : __LINE__;
+        for (int p = 0; p < PROGRAMS && ready; p++) { int l = compare_program(m, lib, &r, p); if (!line) line = l; }
+        if (m) CU.cuModuleUnload(m);
         for (int i = 0; i < 3 && !line; i++) {
             snprintf(path, sizeof path, "build/fakecuda/fuzz_%u.%s", seed, ((const char *[]){ "c", "so", "ptx" })[i]);
             remove(path);
@@ -406,12 +409,12 @@ static int random_programs_give_the_same_bits_here_and_there(void)
 {
     if (!open_nvrtc()) SKIP("no NVRTC here");
     common = read_all("tests/fakecuda/fuzz.h");
-    int first = rounds_of("FUZZ_SEED", 1), n = rounds_of("FUZZ_ROUNDS", 16), wrong = 0;
+    int first = rounds_of("FUZZ_SEED", 1), n = rounds_of("FUZZ_ROUNDS", ROUNDS), wrong = 0;
     for (int i = 0; i < n; i++) wrong += one_round((u32)(first + i)) != 0;
     free(common);
     if (listing) return 0;
     printf("    %d rounds, %ld values\n", n, values);
-    CHECK(wrong == 0 && (n < 16 || values >= 2000000));
+    CHECK(wrong == 0 && (n < ROUNDS || values >= 2000000));
     return 0;
 }
 
