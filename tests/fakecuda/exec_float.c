@@ -128,7 +128,7 @@ DSETP(d_ne, x < y || x > y) DSETP(d_equ, !(x < y || x > y)) DSETP(d_ltu, !(x >= 
 // ---- conversions
 
 #define CV(name, to, from, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { to *d = (to *)R64(0); const from *a = (const from *)R64(1); LANES(from x = a[i]; d[i] = (expr)); }
-CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)
+CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)  CV(f64_f32_z, float, double, flush((float)x))
 CV(s64_f32, float, int64_t, (float)x)  CV(u64_f32, float, uint64_t, (float)x)  CV(f32_f64, double, float, canon64((double)x))  CV(s32_f64, double, int32_t, (double)x)  CV(f32_f64_z, double, float, canon64((double)FX))
 
 // Out of range saturates; what is no number becomes 0.
@@ -147,6 +147,7 @@ static inline int32_t d_to_s32(double r) { return r != r ? 0 : r >= 0x1p31 ? INT
 static inline uint32_t d_to_u32(double r) { return r != r || r <= 0 ? 0 : r >= 0x1p32 ? UINT32_MAX : (uint32_t)r; }
 CV(rni_s64, int64_t, float, to_s64(rint((double)x)))  CV(rzi_s64, int64_t, float, to_s64(trunc((double)x)))  CV(rni_u64, uint64_t, float, to_u64(rint((double)x)))  CV(rzi_u64, uint64_t, float, to_u64(trunc((double)x)))
 CV(d_rzi_s32, int32_t, double, d_to_s32(trunc(x)))  CV(d_rzi_u32, uint32_t, double, d_to_u32(trunc(x)))  CV(d_rzi_s64, int64_t, double, to_s64(trunc(x)))
+CV(s16_f64, double, uint32_t, (double)(int16_t)x)  CV(u16_f64, double, uint32_t, (double)(uint16_t)x)  CV(s8_f64, double, uint32_t, (double)(int8_t)x)  CV(u8_f64, double, uint32_t, (double)(uint8_t)x)
 CV(s16_f32, float, uint32_t, (float)(int16_t)x)  CV(u16_f32, float, uint32_t, (float)(uint16_t)x)  CV(s8_f32, float, uint32_t, (float)(int8_t)x)  CV(u8_f32, float, uint32_t, (float)(uint8_t)x)
 CV(u32_f64, double, uint32_t, (double)x)  CV(u64_f64, double, uint64_t, (double)x)
 
@@ -250,9 +251,10 @@ static const fc_row rows[] = {
     C("cvt.rni.ftz.f32.f32", "w=w", rni_f32_z), C("cvt.rzi.ftz.f32.f32", "w=w", rzi_f32_z), C("cvt.rmi.ftz.f32.f32", "w=w", rmi_f32_z), C("cvt.rpi.ftz.f32.f32", "w=w", rpi_f32_z), C("cvt.rzi.ftz.s32.f32", "w=w", rzi_s32_z),
     C("cvt.rmi.ftz.s32.f32", "w=w", rmi_s32_z), C("cvt.rpi.ftz.s32.f32", "w=w", rpi_s32_z), C("cvt.rzi.ftz.u32.f32", "w=w", rzi_u32_z), C("cvt.rmi.u32.f32", "w=w", rmi_u32), C("cvt.rpi.u32.f32", "w=w", rpi_u32), C("cvt.sat.ftz.f32.f32", "w=w", fsat_z),
     C("cvt.rni.s64.f32", "d=w", rni_s64), C("cvt.rzi.s64.f32", "d=w", rzi_s64), C("cvt.rni.u64.f32", "d=w", rni_u64), C("cvt.rzi.u64.f32", "d=w", rzi_u64), C("cvt.rzi.s32.f64", "w=d", d_rzi_s32), C("cvt.rzi.u32.f64", "w=d", d_rzi_u32),
-    C("cvt.rzi.s64.f64", "d=d", d_rzi_s64), C("cvt.rn.f32.s16", "w=h", s16_f32), C("cvt.rn.f32.u16", "w=h", u16_f32), C("cvt.rn.f32.s8", "w=h", s8_f32), C("cvt.rn.f32.u8", "w=h", u8_f32), C("cvt.rn.f64.u32", "d=w", u32_f64), C("cvt.rn.f64.u64", "d=d", u64_f64),
+    C("cvt.rzi.s64.f64", "d=d", d_rzi_s64), C("cvt.rn.f64.s16", "d=h", s16_f64), C("cvt.rn.f64.u16", "d=h", u16_f64), C("cvt.rn.f64.s8", "d=h", s8_f64), C("cvt.rn.f64.u8", "d=h", u8_f64),
+    C("cvt.rn.f32.s16", "w=h", s16_f32), C("cvt.rn.f32.u16", "w=h", u16_f32), C("cvt.rn.f32.s8", "w=h", s8_f32), C("cvt.rn.f32.u8", "w=h", u8_f32), C("cvt.rn.f64.u32", "d=w", u32_f64), C("cvt.rn.f64.u64", "d=d", u64_f64),
     F("add.f64", "d=dd", dadd), F("add.rn.f64", "d=dd", dadd), F("sub.f64", "d=dd", dsub), F("mul.f64", "d=dd", dmul), F("mul.rn.f64", "d=dd", dmul), F("div.rn.f64", "d=dd", ddiv), F("fma.rn.f64", "d=ddd", dfma),
-    C("cvt.rn.f32.s32", "w=w", s32_f32), C("cvt.rn.f32.u32", "w=w", u32_f32), C("cvt.rn.f64.s64", "d=d", s64_f64), C("cvt.rn.f32.f64", "w=d", f64_f32), C("cvt.rn.f32.s64", "w=d", s64_f32), C("cvt.rn.f32.u64", "w=d", u64_f32),
+    C("cvt.rn.f32.s32", "w=w", s32_f32), C("cvt.rn.f32.u32", "w=w", u32_f32), C("cvt.rn.f64.s64", "d=d", s64_f64), C("cvt.rn.f32.f64", "w=d", f64_f32), C("cvt.rn.ftz.f32.f64", "w=d", f64_f32_z), C("cvt.rn.f32.s64", "w=d", s64_f32), C("cvt.rn.f32.u64", "w=d", u64_f32),
     C("cvt.f64.f32", "d=w", f32_f64), C("cvt.rn.f64.s32", "d=w", s32_f64), C("cvt.rni.s32.f32", "w=w", rni_s32), C("cvt.rni.ftz.s32.f32", "w=w", rni_s32_z), C("cvt.rzi.s32.f32", "w=w", rzi_s32), C("cvt.rzi.u32.f32", "w=w", rzi_u32),
     C("cvt.rni.u32.f32", "w=w", rni_u32), C("cvt.rmi.s32.f32", "w=w", rmi_s32), C("cvt.rpi.s32.f32", "w=w", rpi_s32), C("cvt.rni.f32.f32", "w=w", rni_f32), C("cvt.rzi.f32.f32", "w=w", rzi_f32), C("cvt.rmi.f32.f32", "w=w", rmi_f32),
     C("cvt.rpi.f32.f32", "w=w", rpi_f32), C("cvt.sat.f32.f32", "w=w", fsat), C("cvt.rn.bf16.f32", "h=w", to_bf16), C("cvt.f32.bf16", "w=h", from_bf16), C("cvt.rn.bf16x2.f32", "w=ww", to_bf16x2),

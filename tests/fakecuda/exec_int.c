@@ -195,6 +195,17 @@ static uint32_t dot4_of(uint32_t a, uint32_t b, bool sa, bool sb)
 }
 OP4(dp4a_su, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], true, false) + c[i])  OP4(dp4a_us, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, true) + c[i])
 OP4(dp4a_uu, uint32_t, uint32_t, uint32_t, dot4_of(a[i], b[i], false, false) + c[i])
+
+// dp2a: two 16-bit halves by two bytes, the lower or the upper ones.
+static uint32_t dot2_of(uint32_t a, uint32_t b, bool sa, bool sb)
+{
+    uint32_t s = 0;
+    for (int k = 0; k < 2; k++) s += (uint32_t)((sa ? (int16_t)(a >> 16 * k) : (int)(a >> 16 * k & 0xffff)) * (sb ? (int8_t)(b >> 8 * k) : (int)(b >> 8 * k & 0xff)));
+    return s;
+}
+#define DP2A(name, sa, sb) OP4(dp2a_lo_##name, uint32_t, uint32_t, uint32_t, dot2_of(a[i], b[i], sa, sb) + c[i]) \
+    OP4(dp2a_hi_##name, uint32_t, uint32_t, uint32_t, dot2_of(a[i], b[i] >> 16, sa, sb) + c[i])
+DP2A(ss, true, true)  DP2A(su, true, false)  DP2A(us, false, true)  DP2A(uu, false, false)
 OP2(cvt_s8_s32, uint32_t, uint32_t, (int8_t)a[i] & 0xffff)  OP2(cvt_s8_s64, uint32_t, uint64_t, (int8_t)a[i] & 0xffff)
 OP2(cvt_u64_u8, uint64_t, uint32_t, a[i] & 0xff)  OP2(cvt_s64_s8, int64_t, int32_t, (int8_t)a[i])
 
@@ -253,6 +264,8 @@ static const fc_row rows[] = {
     {"cvt.s16.u8", "h=h", cvt_u8, FC_convert, 0, 0}, {"cvt.u64.s16", "d=h", cvt_s64_s16, FC_convert, 0, 0}, {"cvt.u32.s8", "w=h", cvt_s32_s8, FC_convert, 0, 0}, {"cvt.u16.s8", "h=h", cvt_s16_s8, FC_convert, 0, 0},
     I("mul.hi.s64", "d=dd", mulhi_s64), I("mul.hi.u64", "d=dd", mulhi_u64), I("abs.s64", "d=d", abs_s64), I("clz.b64", "w=d", clz64), I("popc.b64", "w=d", popc64), I("brev.b64", "d=d", brev64),
     I("bfind.s32", "w=w", bfind_s), I("bfe.u64", "d=dww", bfe_u64), I("bfe.s64", "d=dww", bfe_s64), I("dp4a.s32.u32", "w=www", dp4a_su), I("dp4a.u32.s32", "w=www", dp4a_us), I("dp4a.u32.u32", "w=www", dp4a_uu),
+    I("dp2a.lo.s32.s32", "w=www", dp2a_lo_ss), I("dp2a.lo.s32.u32", "w=www", dp2a_lo_su), I("dp2a.lo.u32.s32", "w=www", dp2a_lo_us), I("dp2a.lo.u32.u32", "w=www", dp2a_lo_uu),
+    I("dp2a.hi.s32.s32", "w=www", dp2a_hi_ss), I("dp2a.hi.s32.u32", "w=www", dp2a_hi_su), I("dp2a.hi.u32.s32", "w=www", dp2a_hi_us), I("dp2a.hi.u32.u32", "w=www", dp2a_hi_uu),
     M("selp.f64", "d=ddp", selp64), M("selp.s16", "h=hhp", selp32), {"cvt.s16.s32", "h=w", cvt_u16, FC_convert, 0, 0}, {"cvt.u32.s32", "w=w", mov32, FC_convert, 0, 0}, {"cvt.s32.u32", "w=w", mov32, FC_convert, 0, 0},
     {"cvt.u64.u8", "d=h", cvt_u64_u8, FC_convert, 0, 0}, {"cvt.s64.s8", "d=h", cvt_s64_s8, FC_convert, 0, 0},
     SETWITH("s32", s32), SETWITH("u32", u32),

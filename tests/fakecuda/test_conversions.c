@@ -58,7 +58,8 @@ MEANING(f_sat, saturated(a)) MEANING(f_sat_ftz, saturated(flush(a)))
 MEANING(f_s32, f_bits((float)(int32_t)a)) MEANING(f_u32, f_bits((float)(u32)a)) MEANING(f_s64, f_bits((float)(int64_t)a)) MEANING(f_u64, f_bits((float)a))
 MEANING(f_s16, f_bits((float)(int16_t)a)) MEANING(f_u16, f_bits((float)(uint16_t)a)) MEANING(f_s8, f_bits((float)(int8_t)a)) MEANING(f_u8, f_bits((float)(uint8_t)a))
 MEANING(g_s32, d_bits((double)(int32_t)a)) MEANING(g_u32, d_bits((double)(u32)a)) MEANING(g_s64, d_bits((double)(int64_t)a)) MEANING(g_u64, d_bits((double)a))
-MEANING(g_f, d_bits((double)f_of((u32)a))) MEANING(f_g, f_bits((float)d_of(a)))
+MEANING(g_s16, d_bits((double)(int16_t)a)) MEANING(g_u16, d_bits((double)(uint16_t)a)) MEANING(g_s8, d_bits((double)(int8_t)a)) MEANING(g_u8, d_bits((double)(uint8_t)a))
+MEANING(g_f, d_bits((double)f_of((u32)a))) MEANING(f_g, f_bits((float)d_of(a))) MEANING(f_g_ftz, flush(f_bits((float)d_of(a)))) MEANING(g_f_ftz, d_bits((double)f_of(flush(a))))
 
 // "sweep": every upper half of a float with the lower halves that matter to rounding at bit 16, 13 or 20
 static const row narrowing[] = {
@@ -83,7 +84,9 @@ static const row integers[] = {
     { "cvt.rn.f32.s32", "f r", f_s32, "" }, { "cvt.rn.f32.u32", "f r", f_u32, "" }, { "cvt.rn.f32.s64", "f d", f_s64, "" }, { "cvt.rn.f32.u64", "f d", f_u64, "" },
     { "cvt.rn.f32.s16", "f h", f_s16, "" }, { "cvt.rn.f32.u16", "f h", f_u16, "" }, { "cvt.rn.f32.s8", "f h", f_s8, "" }, { "cvt.rn.f32.u8", "f h", f_u8, "" },
     { "cvt.rn.f64.s32", "g r", g_s32, "" }, { "cvt.rn.f64.u32", "g r", g_u32, "" }, { "cvt.rn.f64.s64", "g d", g_s64, "" }, { "cvt.rn.f64.u64", "g d", g_u64, "" },
+    { "cvt.rn.f64.s16", "g h", g_s16, "" }, { "cvt.rn.f64.u16", "g h", g_u16, "" }, { "cvt.rn.f64.s8", "g h", g_s8, "" }, { "cvt.rn.f64.u8", "g h", g_u8, "" },
     { "cvt.f64.f32", "g f", g_f, "~" }, { "cvt.rn.f32.f64", "f g", f_g, "~" },
+    { "cvt.rn.ftz.f32.f64", "f g", f_g_ftz, "~" }, { "cvt.ftz.f64.f32", "g f", g_f_ftz, "~" },
 };
 
 static int sweep(uint64_t *in, bool numbers)

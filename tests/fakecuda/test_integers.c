@@ -29,6 +29,17 @@ static u64 dot4(u64 a, u64 b, u64 c, int sa, int sb)
 }
 MEANING(dp4a_ss, dot4(a, b, c, 1, 1)) MEANING(dp4a_uu, dot4(a, b, c, 0, 0)) MEANING(dp4a_us, dot4(a, b, c, 0, 1)) MEANING(dp4a_su, dot4(a, b, c, 1, 0))
 
+static u64 dot2(u64 a, u64 b, u64 c, int sa, int sb)    // dp2a: two halves by two bytes
+{
+    for (int i = 0; i < 2; i++) {
+        s64 x = sa ? (s16)(a >> 16 * i) : (u16)(a >> 16 * i), y = sb ? (s8)(b >> 8 * i) : (u8)(b >> 8 * i);
+        c += (u64)(x * y);
+    }
+    return c;
+}
+MEANING(lo_ss, dot2(a, b, c, 1, 1)) MEANING(lo_su, dot2(a, b, c, 1, 0)) MEANING(lo_us, dot2(a, b, c, 0, 1)) MEANING(lo_uu, dot2(a, b, c, 0, 0))
+MEANING(hi_ss, dot2(a, b >> 16, c, 1, 1)) MEANING(hi_su, dot2(a, b >> 16, c, 1, 0)) MEANING(hi_us, dot2(a, b >> 16, c, 0, 1)) MEANING(hi_uu, dot2(a, b >> 16, c, 0, 0))
+
 // ---- bits: shifts past the width give zero, or the sign
 
 MEANING(and_, a & b) MEANING(or_, a | b) MEANING(xor_, a ^ b) MEANING(not_, ~a)
@@ -106,6 +117,8 @@ static const row arithmetic[] = {
     { "min.s32", "r rr", min_s32, "" }, { "min.u32", "r rr", min_u32, "" }, { "max.s32", "r rr", max_s32, "" }, { "max.u32", "r rr", max_u32, "" },
     { "min.s64", "d dd", min_s64, "" }, { "min.u64", "d dd", min_u64, "" }, { "max.s64", "d dd", max_s64, "" }, { "max.u64", "d dd", max_u64, "" },
     { "dp4a.s32.s32", "r rrr", dp4a_ss, "" }, { "dp4a.u32.u32", "r rrr", dp4a_uu, "" }, { "dp4a.u32.s32", "r rrr", dp4a_us, "" }, { "dp4a.s32.u32", "r rrr", dp4a_su, "" },
+    { "dp2a.lo.s32.s32", "r rrr", lo_ss, "" }, { "dp2a.lo.s32.u32", "r rrr", lo_su, "" }, { "dp2a.lo.u32.s32", "r rrr", lo_us, "" }, { "dp2a.lo.u32.u32", "r rrr", lo_uu, "" },
+    { "dp2a.hi.s32.s32", "r rrr", hi_ss, "" }, { "dp2a.hi.s32.u32", "r rrr", hi_su, "" }, { "dp2a.hi.u32.s32", "r rrr", hi_us, "" }, { "dp2a.hi.u32.u32", "r rrr", hi_uu, "" },
 };
 static const row bits[] = {
     { "and.b16", "h hh", and_, "" }, { "and.b32", "r rr", and_, "" }, { "and.b64", "d dd", and_, "" }, { "and.pred", "p pp", and_, "" },
