@@ -21,7 +21,7 @@ static const char *variable(char type)
 }
 
 // A form is a text with holes: U L F G are filled by expressions of the types u32, u64, float and double. None overflows a signed type: what that
-// does is for each compiler to choose.
+// does is for each compiler to choose. None divides by a constant: with -ftz NVRTC multiplies by its reciprocal, though that is not the same.
 static const char *const forms_u[] = {
     "(U + U)", "(U - U)", "(U * U)", "(U & U)", "(U | U)", "(U ^ U)", "(~U)", "(0u - U)", "(U << (U & 31))", "(U >> (U & 31))", "(u32)((s32)U >> (U & 31))", "(U << 3)", "(U >> 16)",
     "(U < U ? U : U)", "((s32)U < (s32)U ? U : U)", "(U == U ? U : U)", "(F < F ? U : U)", "(F >= F ? U : U)", "(F != F ? U : U)", "(!(F > F) ? U : U)", "((s64)L < (s64)L ? U : U)", "(L > L ? U : U)", "(G < G ? U : U)",
@@ -36,11 +36,11 @@ static const char *const forms_l[] = {
     "((u64)(s64)(short)U * 3 + L)",
 };
 static const char *const forms_f[] = {
-    "(F + F)", "(F - F)", "(F * F)", "(F / F)", "(F + F)", "(F * F)", "(F < F ? F : F)", "(U < U ? F : F)", "FMA(F, F, F)", "FMA(F, F, F)", "SQRT(ABS(F))", "SQRT(F)", "NEG(F)", "ABS(F)", "FMIN(F, F)", "FMAX(F, F)", "RINT(F)",
+    "(F + F)", "(F - F)", "(F * F)", "(F / x)", "(F / (y - F))", "(F + F)", "(F * F)", "(F < F ? F : F)", "(U < U ? F : F)", "FMA(F, F, F)", "FMA(F, F, F)", "SQRT(ABS(F))", "SQRT(F)", "NEG(F)", "ABS(F)", "FMIN(F, F)", "FMAX(F, F)", "RINT(F)",
     "TRUNC(F)", "FLOOR(F)", "CEIL(F)", "SATURATE(F)", "(float)(s32)U", "(float)U", "(float)L", "(float)(s64)L", "(float)G", "as_float(U)", "COPYSIGN(F, F)", "OF_HALF(U)", "OF_BF16(U)", "(1.0f / F)", "ADD_RZ(F, F)",
     "MUL_RU(F, F)", "FMA_RD(F, F, F)", "(float)(unsigned char)U", "(float)(short)U",
 };
-static const char *const forms_g[] = { "(G + G)", "(G - G)", "(G * G)", "(G / G)", "(double)F", "(double)(s32)U", "(double)U", "(double)(s64)L", "(F < F ? G : G)", "FMA64(G, G, G)" };
+static const char *const forms_g[] = { "(G + G)", "(G - G)", "(G * G)", "(G / (double)z)", "(double)F", "(double)(s32)U", "(double)U", "(double)(s64)L", "(F < F ? G : G)", "FMA64(G, G, G)" };
 #define FORM(list) list[pick(sizeof list / sizeof *list)]
 
 static void leaf(text *t, char type)
