@@ -231,7 +231,7 @@ static char *device_program(round_t *r, text *both)
     for (int i = 0; i < FUNCTIONS; i++) one_function(both, i);
     phases(both, r);
     text t = { 0 };
-    add(&t, "%s%s", common, both->s);
+    add(&t, "%s%s%s", r->flush ? "#define FLUSH\n" : "", common, both->s);
     device_main(&t, r);
     static const char *const options[] = { "-fmad=false", "-ftz=true" };
     char *ptx = compile(t.s, "fuzz.cu", r->cc, options, r->flush ? 2 : 1);
