@@ -56,7 +56,7 @@ INLINE float OF_HALF(u32 u) { float f; asm("{ .reg .f16 h; .reg .b16 hi; mov.b32
 #define FN static __attribute__((noinline))
 #define INLINE static inline
 INLINE u32 raw_bits(float f) { u32 u; memcpy(&u, &f, 4); return u; }
-INLINE float as_float(u32 u) { float f; memcpy(&f, &u, 4); return f; }
+INLINE float as_float(u32 u) { float f; __asm__("" : "+r"(u)); memcpy(&f, &u, 4); return f; }      // the compiler must not fold: it would not flush
 INLINE u64 raw_bits64(double f) { u64 u; memcpy(&u, &f, 8); return u; }
 INLINE int none(float x) { return (raw_bits(x) & 0x7fffffff) > 0x7f800000; }
 #ifdef FLUSH
