@@ -434,6 +434,23 @@ static int async_groups_are_counted_by_each_thread(void)
     return 0;
 }
 
+// Every block leaves its number and passes a fence before it is counted; the last to be counted must see all numbers.
+static const char fences[] = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 parts, .param .u64 count, .param .u64 out)\n{\n  .reg .b32 %r<8>; .reg .b64 %d<8>; .reg .pred %p<4>;\n"
+    "  mov.u32 %r0, %ctaid.x;\n  mov.u32 %r1, %nctaid.x;\n  ld.param.u64 %d0, [parts];\n  ld.param.u64 %d1, [count];\n  ld.param.u64 %d2, [out];\n  mul.wide.u32 %d3, %r0, 4;\n  add.s64 %d3, %d0, %d3;\n"
+    "  add.s32 %r2, %r0, 1;\n  st.global.u32 [%d3], %r2;\n  membar.cta;\n  membar.gl;\n  sub.s32 %r3, %r1, 1;\n  atom.global.inc.u32 %r4, [%d1], %r3;\n  setp.ne.s32 %p0, %r4, %r3;\n  @%p0 ret;\n"
+    "  membar.gl;\n  mov.u32 %r5, 0;\n$next:\n  ld.volatile.global.u32 %r6, [%d0];\n  add.s32 %r5, %r5, %r6;\n  add.s64 %d0, %d0, 4;\n  sub.s32 %r1, %r1, 1;\n  setp.ne.s32 %p0, %r1, 0;\n  @%p0 bra $next;\n"
+    "  st.global.u32 [%d2], %r5;\n  ret;\n}\n";
+static int the_last_block_sees_what_the_others_left(void)
+{
+    ORACLE_MODULE(m, fences);
+    u32 zero[300] = { 0 }, sum;
+    CUdeviceptr parts = device(zero, sizeof zero), n = device(zero, 4), out = device(zero, 4);
+    run(function(m, "k"), 300, 1, 0, ARGS(&parts, &n, &out));
+    fetch(&sum, out, 4);
+    CHECK(sum == 300 * 301 / 2);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     if (oracle_begin(argc, argv)) fresh();
@@ -444,5 +461,6 @@ int main(int argc, char **argv)
     ORACLE(exchanges_and_compares_are_atomic);
     ORACLE(async_copies_take_the_size_they_are_told);
     ORACLE(async_groups_are_counted_by_each_thread);
+    ORACLE(the_last_block_sees_what_the_others_left);
     return oracle_end();
 }
