@@ -6,6 +6,7 @@
 #include "cuda_abi.h"
 #include "fakecuda_control.h"
 #include <dlfcn.h>
+#include <glob.h>
 #include <stdbool.h>
 
 #ifndef FAKECUDA_LIBRARY
@@ -53,6 +54,17 @@ static struct {
     int (*ptx_size)(void *, size_t *), (*ptx)(void *, char *), (*destroy)(void **);
 } rtc;
 
+// The compiler opens its builtins beside itself, which fails where a sanitizer stands between it and dlopen: they are loaded before it asks.
+static void load_builtins(const char *nvrtc)
+{
+    char pattern[1100];
+    glob_t found;
+    const char *slash = strrchr(nvrtc, '/');
+    snprintf(pattern, sizeof pattern, "%.*slibnvrtc-builtins.so.*", slash ? (int)(slash - nvrtc) + 1 : 0, nvrtc);
+    if (glob(pattern, 0, NULL, &found) == 0 && found.gl_pathc) (void)dlopen(found.gl_pathv[0], RTLD_NOW | RTLD_GLOBAL);
+    globfree(&found);
+}
+
 // Which library: the environment's NVRTC, else what get_nvrtc.sh finds or fetches.
 static bool open_nvrtc(void)
 {
@@ -65,6 +77,7 @@ static bool open_nvrtc(void)
         if (p) pclose(p);
     }
     path[strcspn(path, "\n")] = 0;
+    load_builtins(path);
     rtc.lib = *path ? dlopen(path, RTLD_NOW) : NULL;
     if (!rtc.lib) return false;
 #define RTC_FIND(slot, name) *(void **)&rtc.slot = symbol(rtc.lib, name)

@@ -342,7 +342,7 @@ static int compare_program(CUmodule m, void *lib, const round_t *r, int p)
     enum { BLOCKS = 16, ALL_OF_THEM = BLOCKS * BLOCK };
     static private_state want[ALL_OF_THEM], got[ALL_OF_THEM];
     static u32 v[BLOCK][4];
-    char name[16];
+    char name[32];
     phase_fn phase = (phase_fn)dlsym(lib, "fuzz_phase");
     CHECK(phase);
     for (int i = 0; i < ALL_OF_THEM; i++)

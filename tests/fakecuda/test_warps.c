@@ -131,7 +131,7 @@ static int lanes_get_what_the_model_gives(void)
             random_lanes(&w[j], j);
             for (int i = 0; i < 32; i++) { in[j][i][0] = w[j].a[i]; in[j][i][1] = w[j].b[i]; in[j][i][2] = w[j].c[i]; in[j][i][3] = w[j].mask; }
         }
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "k%d", k);
         CUdeviceptr in_dev = device(in, sizeof in), out_dev = device(NULL, sizeof out);
         run(function(m, name), WARPS, 32, 0, ARGS(&in_dev, &out_dev));
