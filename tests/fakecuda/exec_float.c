@@ -21,6 +21,16 @@ float fc_perturb(double v, double bound)
     return (float)(v * (1 + bound * ((double)(int32_t)(h * 0xc2b2ae35u) * 0x1p-31)));
 }
 
+// What .ftz takes of a result: all below 2^-126 after rounding to 24 bits as if exponents had no end, so also what would round up to 2^-126 as a
+// subnormal (ptxas folds mul.ftz and cvt.ftz so). `scaled` is the same result made of operands 2^64 times larger, where nothing is subnormal; if it
+// overflows there, r is not small. Sums need only flush: so near to zero they are exact.
+static inline float taken(float r, float scaled) { return fabsf(scaled) < 0x1p-62f ? real(bits(r) & 0x80000000) : canon(r); }
+static inline float smaller(float x, float y) { return fabsf(x) < fabsf(y) ? x : y; }
+static inline float larger(float x, float y) { return fabsf(x) < fabsf(y) ? y : x; }
+static inline float mul_z(float x, float y) { return taken(x * y, smaller(x, y) * 0x1p64f * larger(x, y)); }
+static inline float fma_z(float x, float y, float z) { return taken(__builtin_fmaf(x, y, z), __builtin_fmaf(smaller(x, y) * 0x1p64f, larger(x, y), z * 0x1p64f)); }
+static inline float div_z(float x, float y) { return taken(x / y, x * 0x1p64f / y); }
+
 #define F2(name, expr) FC_CLONES static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
     { float *d = RF32(0); const float *a = RF32(1); LANES(float x = a[i]; d[i] = (expr)); }
 #define F3(name, expr) FC_CLONES static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
@@ -36,10 +46,10 @@ static inline float least(float x, float y) { return x != x ? canon(y) : y != y 
 static inline float most(float x, float y) { return x != x ? canon(y) : y != y ? x : x == y ? real(bits(x) & bits(y)) : x > y ? x : y; }
 
 F3(radd, canon(x + y))  F3(rsub, canon(x - y))  F3(rmul, canon(x * y))  F3(fmin_, least(x, y))  F3(fmax_, most(x, y))
-F3(radd_z, canon(flush(FX + FY)))  F3(rsub_z, canon(flush(FX - FY)))  F3(rmul_z, canon(flush(FX * FY)))  F3(fmin_z, least(FX, FY))  F3(fmax_z, most(FX, FY))
-F4(rfma, canon(__builtin_fmaf(x, y, z)))  F4(rfma_z, canon(flush(__builtin_fmaf(FX, FY, FZ))))
+F3(radd_z, canon(flush(FX + FY)))  F3(rsub_z, canon(flush(FX - FY)))  F3(rmul_z, mul_z(FX, FY))  F3(fmin_z, least(FX, FY))  F3(fmax_z, most(FX, FY))
+F4(rfma, canon(__builtin_fmaf(x, y, z)))  F4(rfma_z, fma_z(FX, FY, FZ))
 F2(fneg, real(bits(x) ^ 0x80000000))  F2(fabs_, real(bits(x) & 0x7fffffff))  F2(fneg_z, real(bits(FX) ^ 0x80000000))  F2(fabs_z, real(bits(FX) & 0x7fffffff))
-F3(rdiv, canon(x / y))  F2(frcp, canon(1.0f / x))  F2(root, canon(sqrtf(x)))  F2(root_z, canon(flush(sqrtf(FX))))  F3(rdiv_z, canon(flush(FX / FY)))  F2(frcp_rn_z, canon(flush(1.0f / FX)))
+F3(rdiv, canon(x / y))  F2(frcp, canon(1.0f / x))  F2(root, canon(sqrtf(x)))  F2(root_z, canon(flush(sqrtf(FX))))  F3(rdiv_z, div_z(FX, FY))  F2(frcp_rn_z, canon(flush(1.0f / FX)))
 F3(fcopysign, real((bits(y) & 0x7fffffff) | (bits(x) & 0x80000000)))
 static inline float saturated(float v) { return v != v ? 0.0f : v < 0 ? 0.0f : v > 1 ? 1.0f : bits(v) == 0x80000000 ? 0.0f : v; }
 F2(fsat, saturated(x))  F3(radd_sat, saturated(x + y))  F3(rmul_sat, saturated(x * y))  F4(rfma_sat, saturated(__builtin_fmaf(x, y, z)))
@@ -58,8 +68,6 @@ static void rfma_rm(fc_warp *w, fc_insn *in, uint32_t mask)
 { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(fma_in(FE_DOWNWARD, a[i], b[i], c[i]))); }
 static void rfma_rz(fc_warp *w, fc_insn *in, uint32_t mask)
 { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(fma_in(FE_TOWARDZERO, a[i], b[i], c[i]))); }
-static void rfma_rz_z(fc_warp *w, fc_insn *in, uint32_t mask)
-{ float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(flush(fma_in(FE_TOWARDZERO, flush(a[i]), flush(b[i]), flush(c[i]))))); }
 static void rfma_rp(fc_warp *w, fc_insn *in, uint32_t mask)
 { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(fma_in(FE_UPWARD, a[i], b[i], c[i]))); }
 
@@ -77,13 +85,17 @@ static float in_mode(int op, int mode, float x, float y)
 DIRECTED(radd_rz, R_ADD, FE_TOWARDZERO) DIRECTED(radd_rm, R_ADD, FE_DOWNWARD) DIRECTED(radd_rp, R_ADD, FE_UPWARD)
 DIRECTED(rmul_rz, R_MUL, FE_TOWARDZERO) DIRECTED(rmul_rm, R_MUL, FE_DOWNWARD) DIRECTED(rmul_rp, R_MUL, FE_UPWARD)
 
-#define DIRECTED_Z(name, op, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
-    { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(flush(in_mode(op, mode, flush(a[i]), flush(b[i]))))); }
-DIRECTED_Z(radd_rz_z, R_ADD, FE_TOWARDZERO) DIRECTED_Z(radd_rm_z, R_ADD, FE_DOWNWARD) DIRECTED_Z(radd_rp_z, R_ADD, FE_UPWARD)
-DIRECTED_Z(rmul_rz_z, R_MUL, FE_TOWARDZERO) DIRECTED_Z(rmul_rm_z, R_MUL, FE_DOWNWARD) DIRECTED_Z(rmul_rp_z, R_MUL, FE_UPWARD)
+static float mul_in_z(int mode, float x, float y) { return taken(in_mode(R_MUL, mode, x, y), in_mode(R_MUL, mode, smaller(x, y) * 0x1p64f, larger(x, y))); }
+static float fma_in_z(int mode, float x, float y, float z) { return taken(fma_in(mode, x, y, z), fma_in(mode, smaller(x, y) * 0x1p64f, larger(x, y), z * 0x1p64f)); }
+#define ADD_Z(name, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = canon(flush(in_mode(R_ADD, mode, flush(a[i]), flush(b[i]))))); }
+#define MUL_Z(name, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
+    { float *d = RF32(0), *a = RF32(1), *b = RF32(2); LANES(d[i] = mul_in_z(mode, flush(a[i]), flush(b[i]))); }
 #define FMA_Z(name, mode) static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
-    { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = canon(flush(fma_in(mode, flush(a[i]), flush(b[i]), flush(c[i]))))); }
-FMA_Z(rfma_rm_z, FE_DOWNWARD) FMA_Z(rfma_rp_z, FE_UPWARD)
+    { float *d = RF32(0), *a = RF32(1), *b = RF32(2), *c = RF32(3); LANES(d[i] = fma_in_z(mode, flush(a[i]), flush(b[i]), flush(c[i]))); }
+ADD_Z(radd_rz_z, FE_TOWARDZERO) ADD_Z(radd_rm_z, FE_DOWNWARD) ADD_Z(radd_rp_z, FE_UPWARD)
+MUL_Z(rmul_rz_z, FE_TOWARDZERO) MUL_Z(rmul_rm_z, FE_DOWNWARD) MUL_Z(rmul_rp_z, FE_UPWARD)
+FMA_Z(rfma_rz_z, FE_TOWARDZERO) FMA_Z(rfma_rm_z, FE_DOWNWARD) FMA_Z(rfma_rp_z, FE_UPWARD)
 
 // ---- approximations: the bounds are those of the PTX manual, in parts of the result
 
@@ -119,7 +131,10 @@ static void dfma(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *
 
 #define D2(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { double *d = (double *)R64(0), *a = (double *)R64(1); LANES(d[i] = (expr)); }
 D3(dmin, a[i] != a[i] ? b[i] : b[i] != b[i] ? a[i] : fmin(a[i], b[i]))  D3(dmax, a[i] != a[i] ? b[i] : b[i] != b[i] ? a[i] : fmax(a[i], b[i]))
-D2(dneg, -a[i])  D2(dabs, fabs(a[i]))  D2(dsqrt, canon64(sqrt(a[i])))
+static inline double real64(uint64_t u) { double v; memcpy(&v, &u, 8); return v; }
+static inline uint64_t bits64(double v) { uint64_t u; memcpy(&u, &v, 8); return u; }
+D3(dcopysign, real64((bits64(b[i]) & ~((uint64_t)1 << 63)) | (bits64(a[i]) & (uint64_t)1 << 63)))
+D2(drcp, canon64(1.0 / a[i]))  D2(dneg, -a[i])  D2(dabs, fabs(a[i]))  D2(dsqrt, canon64(sqrt(a[i])))
 #define DSETP(name, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { const double *a = (const double *)R64(1), *b = (const double *)R64(2); uint32_t r = 0; \
     for (int i = 0; i < 32; i++) { double x = a[i], y = b[i]; r |= (uint32_t)(expr) << i; } *RPRED(0) = (*RPRED(0) & ~mask) | (r & mask); }
 DSETP(d_eq, x == y) DSETP(d_neu, x != y) DSETP(d_lt, x < y) DSETP(d_le, x <= y) DSETP(d_gt, x > y) DSETP(d_ge, x >= y)
@@ -128,7 +143,9 @@ DSETP(d_ne, x < y || x > y) DSETP(d_equ, !(x < y || x > y)) DSETP(d_ltu, !(x >= 
 // ---- conversions
 
 #define CV(name, to, from, expr) static void name(fc_warp *w, fc_insn *in, uint32_t mask) { to *d = (to *)R64(0); const from *a = (const from *)R64(1); LANES(from x = a[i]; d[i] = (expr)); }
-CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)  CV(f64_f32_z, float, double, flush((float)x))
+CV(s32_f32, float, int32_t, (float)x)  CV(u32_f32, float, uint32_t, (float)x)  CV(s64_f64, double, int64_t, (double)x)  CV(f64_f32, float, double, (float)x)
+// 2^-126 less half of the last of 24 bits: the least that rounds up to it (`taken`).
+CV(f64_f32_z, float, double, fabs(x) < 0x1.ffffffp-127 ? signbit(x) ? -0.0f : 0.0f : (float)x)
 CV(s64_f32, float, int64_t, (float)x)  CV(u64_f32, float, uint64_t, (float)x)  CV(f32_f64, double, float, canon64((double)x))  CV(s32_f64, double, int32_t, (double)x)  CV(f32_f64_z, double, float, canon64((double)FX))
 
 // Out of range saturates; what is no number becomes 0.
@@ -244,7 +261,7 @@ static const fc_row rows[] = {
     F("add.rz.f32", "w=ww", radd_rz), F("add.rm.f32", "w=ww", radd_rm), F("add.rp.f32", "w=ww", radd_rp), F("mul.rz.f32", "w=ww", rmul_rz), F("mul.rm.f32", "w=ww", rmul_rm), F("mul.rp.f32", "w=ww", rmul_rp), F("sub.rn.ftz.f32", "w=ww", rsub_z),
     F("add.rz.ftz.f32", "w=ww", radd_rz_z), F("add.rm.ftz.f32", "w=ww", radd_rm_z), F("add.rp.ftz.f32", "w=ww", radd_rp_z), F("mul.rz.ftz.f32", "w=ww", rmul_rz_z), F("mul.rm.ftz.f32", "w=ww", rmul_rm_z), F("mul.rp.ftz.f32", "w=ww", rmul_rp_z),
     F("fma.rm.ftz.f32", "w=www", rfma_rm_z), F("fma.rp.ftz.f32", "w=www", rfma_rp_z), C("cvt.ftz.f64.f32", "d=w", f32_f64_z), C("cvt.ftz.sat.f32.f32", "w=w", fsat_z),
-    F("sub.rn.f64", "d=dd", dsub), F("min.f64", "d=dd", dmin), F("max.f64", "d=dd", dmax), F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("fma.rn.f16x2", "w=www", h2fma),
+    F("sub.rn.f64", "d=dd", dsub), F("min.f64", "d=dd", dmin), F("max.f64", "d=dd", dmax), F("neg.f64", "d=d", dneg), F("abs.f64", "d=d", dabs), F("sqrt.rn.f64", "d=d", dsqrt), F("rcp.rn.f64", "d=d", drcp), F("copysign.f64", "d=dd", dcopysign), F("fma.rn.f16x2", "w=www", h2fma),
     {"setp.eq.f64", "p=dd", d_eq, FC_predicate, 0, 0}, {"setp.neu.f64", "p=dd", d_neu, FC_predicate, 0, 0}, {"setp.lt.f64", "p=dd", d_lt, FC_predicate, 0, 0}, {"setp.le.f64", "p=dd", d_le, FC_predicate, 0, 0},
     SETD("ne", d_ne), SETD("equ", d_equ), SETD("ltu", d_ltu), SETD("leu", d_leu), SETD("gtu", d_gtu), SETD("geu", d_geu), SETD("num", d_num), SETD("nan", d_nan),
     {"setp.gt.f64", "p=dd", d_gt, FC_predicate, 0, 0}, {"setp.ge.f64", "p=dd", d_ge, FC_predicate, 0, 0},

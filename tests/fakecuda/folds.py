@@ -36,6 +36,13 @@ cvt.rmi.f32.f32 f f; cvt.rpi.f32.f32 f f; cvt.sat.f32.f32 f f; cvt.rni.ftz.s32.f
 cvt.rn.f32.f64 f g; cvt.rzi.s32.f64 r g; cvt.rzi.s64.f64 d g; cvt.s64.s32 d r; cvt.u64.u32 d r; cvt.u32.u64 r d; cvt.u32.u16 r h; cvt.s32.s16 r h; cvt.s32.s8 r h; cvt.u16.u8 h h; cvt.u16.u32 h r;
 mul.rn.f16x2 r rr; add.f16x2 r rr; fma.rn.f16x2 r rrr
 '''
+# Single cases: .ftz takes what is below 2^-126 after rounding to 24 bits, not what rounds to a subnormal.
+EDGES = '''
+mul.ftz.f32 f ff 3f7fffff 800000; mul.ftz.f32 f ff ffffff 3f000000; mul.ftz.f32 f ff 3f800000 800000; mul.ftz.f32 f ff 3f7ffffe 800000; mul.f32 f ff 3f7fffff 800000; mul.f32 f ff ffffff 3f000000;
+cvt.rn.ftz.f32.f64 f g 380fffffd0000000; cvt.rn.ftz.f32.f64 f g 380fffffe0000000; cvt.rn.ftz.f32.f64 f g 380fffffefffffff; cvt.rn.ftz.f32.f64 f g 380ffffff0000000;
+cvt.rn.ftz.f32.f64 f g 380ffffff0000001; cvt.rn.ftz.f32.f64 f g 3810000000000000; cvt.rn.ftz.f32.f64 f g 36a8000000000000; cvt.rn.ftz.f32.f64 f g 3ff0000000000000;
+cvt.rn.f32.f64 f g 380fffffe0000000; cvt.rn.f32.f64 f g 380fffffd0000000; cvt.ftz.f64.f32 g f 7fffff; cvt.ftz.f64.f32 g f 800000; cvt.ftz.f64.f32 g f 3e99999a
+'''
 MOST = 14                                            # cases of a spelling that are tried
 
 def cases():
@@ -47,6 +54,9 @@ def cases():
         step = max(1, len(every) // MOST)
         if step > 1 and step % 2 == 0: step += 1     # an odd stride, so that no operand stands still
         for values in every if len(every) <= 2 * MOST else every[::step]: yield op, dest, sources, values
+    for line in EDGES.split(';'):
+        op, dest, sources, *values = line.split()
+        yield op, dest, sources, tuple(int(v, 16) for v in values)
 
 TYPE = {'r': 'u32', 'd': 'u64', 'h': 'u16', 'f': 'f32', 'g': 'f64'}
 def literal(c, v): return '0f%08x' % v if c == 'f' else '0d%016x' % v if c == 'g' else '0x%x' % v

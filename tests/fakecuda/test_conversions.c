@@ -59,7 +59,9 @@ MEANING(f_s32, f_bits((float)(int32_t)a)) MEANING(f_u32, f_bits((float)(u32)a)) 
 MEANING(f_s16, f_bits((float)(int16_t)a)) MEANING(f_u16, f_bits((float)(uint16_t)a)) MEANING(f_s8, f_bits((float)(int8_t)a)) MEANING(f_u8, f_bits((float)(uint8_t)a))
 MEANING(g_s32, d_bits((double)(int32_t)a)) MEANING(g_u32, d_bits((double)(u32)a)) MEANING(g_s64, d_bits((double)(int64_t)a)) MEANING(g_u64, d_bits((double)a))
 MEANING(g_s16, d_bits((double)(int16_t)a)) MEANING(g_u16, d_bits((double)(uint16_t)a)) MEANING(g_s8, d_bits((double)(int8_t)a)) MEANING(g_u8, d_bits((double)(uint8_t)a))
-MEANING(g_f, d_bits((double)f_of((u32)a))) MEANING(f_g, f_bits((float)d_of(a))) MEANING(f_g_ftz, flush(f_bits((float)d_of(a)))) MEANING(g_f_ftz, d_bits((double)f_of(flush(a))))
+MEANING(g_f, d_bits((double)f_of((u32)a))) MEANING(f_g, f_bits((float)d_of(a))) MEANING(g_f_ftz, d_bits((double)f_of(flush(a))))
+// .ftz takes what is below 2^-126 after rounding to 24 bits: 64 powers of two higher, nothing is subnormal.
+MEANING(f_g_ftz, fabsf((float)(d_of(a) * 0x1p64)) < 0x1p-62f ? (u32)(a >> 32 & 0x80000000) : f_bits((float)d_of(a)))
 
 // "sweep": every upper half of a float with the lower halves that matter to rounding at bit 16, 13 or 20
 static const row narrowing[] = {
@@ -86,7 +88,7 @@ static const row integers[] = {
     { "cvt.rn.f64.s32", "g r", g_s32, "" }, { "cvt.rn.f64.u32", "g r", g_u32, "" }, { "cvt.rn.f64.s64", "g d", g_s64, "" }, { "cvt.rn.f64.u64", "g d", g_u64, "" },
     { "cvt.rn.f64.s16", "g h", g_s16, "" }, { "cvt.rn.f64.u16", "g h", g_u16, "" }, { "cvt.rn.f64.s8", "g h", g_s8, "" }, { "cvt.rn.f64.u8", "g h", g_u8, "" },
     { "cvt.f64.f32", "g f", g_f, "~" }, { "cvt.rn.f32.f64", "f g", f_g, "~" },
-    { "cvt.rn.ftz.f32.f64", "f g", f_g_ftz, "~" }, { "cvt.ftz.f64.f32", "g f", g_f_ftz, "~" },
+    { "cvt.rn.ftz.f32.f64", "f g", f_g_ftz, "edge ~" }, { "cvt.ftz.f64.f32", "g f", g_f_ftz, "~" },
 };
 
 static int sweep(uint64_t *in, bool numbers)
@@ -102,6 +104,14 @@ static int sweep(uint64_t *in, bool numbers)
         }
     return n;
 }
+// Doubles around 2^-126, those that round to it in 24 bits, in 23, and not at all.
+static int edge(uint64_t *in, int n)
+{
+    for (int sign = 0; sign < 2; sign++)
+        for (int i = -64; i < 64; i++)
+            for (int j = -1; j < 2; j++) in[4 * n++] = ((uint64_t)sign << 63 | 0x3810000000000000) + (uint64_t)((int64_t)i * 0x08000000 + j);
+    return n;
+}
 static int operands(const row *r, uint64_t *in, int most)
 {
     bool numbers = strstr(r->kind, "numbers") != NULL;
@@ -114,6 +124,7 @@ static int operands(const row *r, uint64_t *in, int most)
         if (!strchr(r->shape + 3, 'f')) n = n + n <= most ? n + n : n;
     } else {
         n = product_and_random(r, in, most);
+        if (!strncmp(r->kind, "edge", 4)) n = edge(in, n);
         for (int i = 0; i < n; i++) if (!numbers || !is_nan64(in[4 * i])) in[4 * kept++] = in[4 * i];
         n = kept;
     }

@@ -20,31 +20,43 @@ static float fma32(float a, float b, float c) { volatile float x = a, y = b, z =
 
 static u32 flush(u32 u) { return (u & 0x7f800000) ? u : u & 0x80000000; }
 
-static u32 under(op32 op, int mode, bool ftz, uint64_t a, uint64_t b, uint64_t c)
+// Whether .ftz takes a result: when it lies below 2^-126 after rounding to 24 bits as if exponents had no end. A subnormal has fewer bits, and one that
+// would round up to 2^-126 is still taken; ptxas folds mul.ftz and cvt.ftz so (folds.txt). Products, and quotients as near as matters, fit a double.
+typedef double (*op64)(double a, double b, double c);
+static double add64(double a, double b, double c) { (void)c; volatile double x = a, y = b, z = x + y; return z; }
+static double sub64(double a, double b, double c) { (void)c; volatile double x = a, y = b, z = x - y; return z; }
+static double mul64(double a, double b, double c) { (void)c; volatile double x = a, y = b, z = x * y; return z; }
+static double div64(double a, double b, double c) { (void)c; volatile double x = a, y = b, z = x / y; return z; }
+static double sqrt64(double a, double b, double c) { (void)b; (void)c; volatile double x = a, z = sqrt(x); return z; }
+static double fma64(double a, double b, double c) { volatile double x = a, y = b, z = c, r = fma(x, y, z); return r; }
+static double rcp64(double a, double b, double c) { (void)b; (void)c; volatile double x = 1, y = a, z = x / y; return z; }
+static bool tiny(op64 op, float a, float b, float c)
+{
+    volatile double v = op(a, b, c) * 0x1p64;
+    volatile float s = (float)v;
+    return fabsf(s) < 0x1p-62f;
+}
+
+static u32 under(op32 op, op64 exact, int mode, bool ftz, uint64_t a, uint64_t b, uint64_t c)
 {
     if (ftz) { a = flush((u32)a); b = flush((u32)b); c = flush((u32)c); }
     fesetround(mode);
     u32 r = f_bits(op(f_of((u32)a), f_of((u32)b), f_of((u32)c)));
+    bool none = ftz && tiny(exact, f_of((u32)a), f_of((u32)b), f_of((u32)c));
     fesetround(FE_TONEAREST);
-    if (is_nan32(r)) return CANONICAL;
-    return ftz ? flush(r) : r;
+    return is_nan32(r) ? CANONICAL : none ? r & 0x80000000 : r;
 }
 #define MODES(op) \
-    MEANING(op##_rn, under(op, FE_TONEAREST, false, a, b, c)) MEANING(op##_rz, under(op, FE_TOWARDZERO, false, a, b, c)) \
-    MEANING(op##_rm, under(op, FE_DOWNWARD, false, a, b, c))  MEANING(op##_rp, under(op, FE_UPWARD, false, a, b, c)) \
-    MEANING(op##_rn_ftz, under(op, FE_TONEAREST, true, a, b, c)) MEANING(op##_rz_ftz, under(op, FE_TOWARDZERO, true, a, b, c))
-MODES(add32) MODES(sub32) MODES(mul32) MODES(div32) MODES(rcp32) MODES(sqrt32) MODES(fma32)
+    MEANING(op##32_rn, under(op##32, op##64, FE_TONEAREST, false, a, b, c)) MEANING(op##32_rz, under(op##32, op##64, FE_TOWARDZERO, false, a, b, c)) \
+    MEANING(op##32_rm, under(op##32, op##64, FE_DOWNWARD, false, a, b, c))  MEANING(op##32_rp, under(op##32, op##64, FE_UPWARD, false, a, b, c)) \
+    MEANING(op##32_rn_ftz, under(op##32, op##64, FE_TONEAREST, true, a, b, c)) MEANING(op##32_rz_ftz, under(op##32, op##64, FE_TOWARDZERO, true, a, b, c)) \
+    MEANING(op##32_rm_ftz, under(op##32, op##64, FE_DOWNWARD, true, a, b, c)) MEANING(op##32_rp_ftz, under(op##32, op##64, FE_UPWARD, true, a, b, c))
+MODES(add) MODES(sub) MODES(mul) MODES(div) MODES(rcp) MODES(sqrt) MODES(fma)
 
-typedef double (*op64)(double a, double b, double c);
-static double add64(double a, double b, double c) { (void)c; return a + b; }
-static double sub64(double a, double b, double c) { (void)c; return a - b; }
-static double mul64(double a, double b, double c) { (void)c; return a * b; }
-static double div64(double a, double b, double c) { (void)c; return a / b; }
-static double sqrt64(double a, double b, double c) { (void)b; (void)c; return sqrt(a); }
-static double fma64(double a, double b, double c) { return fma(a, b, c); }
 static uint64_t exact64(op64 op, uint64_t a, uint64_t b, uint64_t c) { return d_bits(op(d_of(a), d_of(b), d_of(c))); }
 MEANING(add64_, exact64(add64, a, b, c)) MEANING(sub64_, exact64(sub64, a, b, c)) MEANING(mul64_, exact64(mul64, a, b, c)) MEANING(div64_, exact64(div64, a, b, c))
 MEANING(sqrt64_, exact64(sqrt64, a, b, c)) MEANING(fma64_, exact64(fma64, a, b, c))
+MEANING(rcp64_, exact64(rcp64, a, b, c)) MEANING(copysign64_, (a & (uint64_t)1 << 63) | (b & ~(uint64_t)0 >> 1))          // the sign of the first
 MEANING(neg64_, a ^ (uint64_t)1 << 63) MEANING(abs64_, a & ~((uint64_t)1 << 63))
 
 // ---- minimum and maximum: the number of a number and a NaN, and -0 below +0
@@ -97,6 +109,9 @@ static const row single[] = {
     { "mul.rp.f32", "f ff", mul32_rp, "" }, { "mul.ftz.f32", "f ff", mul32_rn_ftz, "" }, { "mul.rn.ftz.f32", "f ff", mul32_rn_ftz, "" },
     { "fma.rn.f32", "f fff", fma32_rn, "" }, { "fma.rz.f32", "f fff", fma32_rz, "" }, { "fma.rm.f32", "f fff", fma32_rm, "" }, { "fma.rp.f32", "f fff", fma32_rp, "" },
     { "fma.rn.ftz.f32", "f fff", fma32_rn_ftz, "" }, { "fma.rz.ftz.f32", "f fff", fma32_rz_ftz, "" },
+    { "fma.rm.ftz.f32", "f fff", fma32_rm_ftz, "" }, { "fma.rp.ftz.f32", "f fff", fma32_rp_ftz, "" },
+    { "add.rz.ftz.f32", "f ff", add32_rz_ftz, "" }, { "add.rm.ftz.f32", "f ff", add32_rm_ftz, "" }, { "add.rp.ftz.f32", "f ff", add32_rp_ftz, "" },
+    { "mul.rz.ftz.f32", "f ff", mul32_rz_ftz, "" }, { "mul.rm.ftz.f32", "f ff", mul32_rm_ftz, "" }, { "mul.rp.ftz.f32", "f ff", mul32_rp_ftz, "" },
     { "div.rn.f32", "f ff", div32_rn, "" }, { "div.rn.ftz.f32", "f ff", div32_rn_ftz, "" },
     { "rcp.rn.f32", "f f", rcp32_rn, "" }, { "rcp.rn.ftz.f32", "f f", rcp32_rn_ftz, "" },
     { "sqrt.rn.f32", "f f", sqrt32_rn, "" }, { "sqrt.rn.ftz.f32", "f f", sqrt32_rn_ftz, "" },
@@ -106,7 +121,8 @@ static const row single[] = {
 };
 static const row doubles[] = {
     { "add.f64", "g gg", add64_, "~" }, { "add.rn.f64", "g gg", add64_, "~" }, { "sub.f64", "g gg", sub64_, "~" }, { "mul.f64", "g gg", mul64_, "~" },
-    { "mul.rn.f64", "g gg", mul64_, "~" }, { "fma.rn.f64", "g ggg", fma64_, "~" }, { "div.rn.f64", "g gg", div64_, "~" }, { "sqrt.rn.f64", "g g", sqrt64_, "~" },
+    { "mul.rn.f64", "g gg", mul64_, "~" }, { "fma.rn.f64", "g ggg", fma64_, "~" }, { "div.rn.f64", "g gg", div64_, "~" }, { "sqrt.rn.f64", "g g", sqrt64_, "~" }, { "rcp.rn.f64", "g g", rcp64_, "~" },
+    { "copysign.f64", "g gg", copysign64_, "~" },
     { "neg.f64", "g g", neg64_, "~" }, { "abs.f64", "g g", abs64_, "~" },
 };
 static const row halves[] = {
