@@ -51,8 +51,9 @@
 //
 // BUILDING
 //   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
-//   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere (MSVC, gcc for Windows) they are
-//   plain C, and want -O3 and the compiler's flag for this machine. The same binary gives the same bits on machines of one instruction set.
+//   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere (MSVC,
+//   gcc for Windows) they are plain C, and want -O3 and the compiler's flag for this machine. The same binary gives the same bits on machines
+//   of one instruction set.
 //   As a shared library: compile a file that holds just the two lines above with -shared -fPIC.
 //
 // THREE LEVELS
@@ -84,9 +85,9 @@
 //   the model (opening, closing and tokenising reach it), and so must a lent for_fn be when sessions run on several. The same bits come out for any number of threads.
 //
 // MEMORY
-//   g3_plan_memory says every byte before anything is taken, from config and headers alone; g3_model_get_plan says it afterwards. The model is one arena, each session is one arena;
-//   after opening nothing is allocated, with one exception: text of more than about a thousand characters without a space takes scratch from
-//   the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows. screened_head adds an
+//   g3_plan_memory says every byte before anything is taken, from config and headers alone; g3_model_get_plan says it afterwards. The model is
+//   one arena, each session is one arena; after opening nothing is allocated, with one exception: text of more than about a thousand characters
+//   without a space takes scratch from the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows. screened_head adds an
 //   int8 copy of the vocabulary's table: most of what a small model reads for a token, at half the bytes, with the same tokens.
 //
 // ERRORS
@@ -1386,6 +1387,8 @@ static float g3__block_scale(const g3__bits *w, uint64_t block)
     return product + w->nested_offset;
 }
 
+static bool g3__is_4bit(g3__format f) { return f == G3__NF4 || f == G3__FP4; }
+
 static uint32_t g3__format_bits(g3__format f)            // of one stored element
 {
     static const uint8_t bits[] = { 32, 16, 16, 8, 8, 4, 4, 8, 8, 0 };
@@ -1434,7 +1437,7 @@ static void g3__decode_dense(g3__format format, const uint8_t *p, uint64_t n, fl
 static void g3__decode(const g3__bits *w, uint64_t first, uint64_t n, float *dst)
 {
     GEMMA3_ASSERT(w->format < G3__OTHER && !w->tiled);
-    if (w->format == G3__NF4 || w->format == G3__FP4) { g3__decode_4bit(w, first, n, dst); return; }
+    if (g3__is_4bit(w->format)) { g3__decode_4bit(w, first, n, dst); return; }
     if (n) g3__decode_dense(w->format, (const uint8_t *)w->data + first * (g3__format_bits(w->format) / 8), n, dst);
     if (w->scale) {
         float scale;
@@ -1453,9 +1456,8 @@ enum { G3__TILE_ROWS = 16, G3__DENSE_BLOCK = 128 };      // rows of a tile; elem
 
 static bool g3__tiles(g3__format f, int rows, int cols, uint32_t blocksize, uint32_t nested_blocksize)
 {
-    const bool coded = f == G3__NF4 || f == G3__FP4;
     if (f >= G3__U8 || rows % G3__TILE_ROWS || (uint64_t)cols * g3__format_bits(f) % 32) return false;
-    if (!coded) return true;
+    if (!g3__is_4bit(f)) return true;
     return (blocksize == 32 || blocksize == 64 || blocksize == G3__DENSE_BLOCK) && (uint32_t)cols % blocksize == 0
         && !(nested_blocksize & (nested_blocksize - 1)) && (uint64_t)rows * (uint64_t)cols / blocksize < INT_MAX;
 }
@@ -1484,7 +1486,6 @@ static void g3__decode_row(const g3__bits *w, uint64_t row, uint64_t cols, float
 {
     if (!w->tiled) { g3__decode(w, row * cols, cols, dst); return; }
     enum { G3__DWORDS = 16 };
-    const bool coded = w->format == G3__NF4 || w->format == G3__FP4;
     const uint64_t per = 32 / g3__format_bits(w->format), dwords = cols / per;
     const char *p = (const char *)w->data + (row / G3__TILE_ROWS * dwords * G3__TILE_ROWS + row % G3__TILE_ROWS) * 4;
     for (uint64_t i = 0; i < dwords; i += G3__DWORDS) {
@@ -1500,7 +1501,11 @@ static void g3__decode_row(const g3__bits *w, uint64_t row, uint64_t cols, float
         for (uint64_t k = 0; k < n; k++) memcpy(piece + 4 * k, p + (i + k) * 4 * G3__TILE_ROWS, 4);
         g3__decode(&part, 0, n * per, dst + i * per);
     }
-    for (uint64_t k = 0; coded && k < cols; k++) dst[k] *= g3__tile_scale(w, row, cols / w->blocksize, k / w->blocksize);
+    if (!g3__is_4bit(w->format)) return;
+    for (uint64_t b = 0; b < cols / w->blocksize; b++) {
+        const float scale = g3__tile_scale(w, row, cols / w->blocksize, b);
+        for (uint32_t k = 0; k < w->blocksize; k++) *dst++ *= scale;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -3602,7 +3607,6 @@ static const g3__slot g3__proj_slots[G3__PROJ_SLOTS] = {{"mm_soft_emb_norm.weigh
 
 typedef struct g3__weights {
     int n, n_text;                                       // all; the first n_text are the decoder's
-    int screen;                                          // rows of the head's int8 copy; 0: none
     g3__weight *w;                                       // once | layers * text slots | vision once | layers * vision slots | projector
     bool vision;                                         // a tower is there
 } g3__weights;
@@ -4062,7 +4066,7 @@ typedef struct g3__acts {              // all float32
     float *sieve;                      // [3][tiles of the screened head]           per tile: the most and the least its best row can be; the least again, to be sorted
 } g3__acts;
 
-typedef struct g3__acts_item { const char *name; size_t member; uint64_t count; } g3__acts_item;   // offset of the pointer in g3__acts; floats
+typedef struct g3__acts_item { const char *line, *name; size_t member; uint64_t count; } g3__acts_item;   // of the plan, of the buffer; offset of the pointer in g3__acts; floats
 enum { G3__ACTS_ITEMS = 13 };
 
 // a * b * c, or UINT64_MAX where that does not fit: the plan then finds it too large.
@@ -4088,20 +4092,20 @@ static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS
     const uint64_t n = (uint64_t)s->batch, dim = (uint64_t)s->dim, ffn = (uint64_t)s->ffn, head = (uint64_t)s->head_dim, kinds = (uint64_t)s->kinds;
     const uint64_t q = (uint64_t)s->heads, kv = (uint64_t)s->kv_heads;
     int i = 0;
-#define G3__ITEM(field, a, b, c) do { item[i].name = #field; item[i].member = offsetof(g3__acts, field); item[i].count = g3__acts_count(a, b, c); i++; } while (0)
-    G3__ITEM(x,     n, dim, 1);
-    G3__ITEM(h,     n, dim, 1);
-    G3__ITEM(qkv,   n, q + 2 * kv, head);
-    G3__ITEM(att,   n, q, head);
-    G3__ITEM(out,   n, dim, 1);
-    G3__ITEM(gu,    n, s->gated ? 2 : 1, ffn);
-    G3__ITEM(act,   n, s->gated ? 1 : 0, ffn);
-    G3__ITEM(angle, kinds, n, head);
-    G3__ITEM(freq,  kinds, head / 2, 1);
-    G3__ITEM(gain,  2, G3__MAX(dim, head), 1);
-    G3__ITEM(work,  (uint64_t)s->width, g3__work_each(s), 1);
-    G3__ITEM(parts, g3__parts(s), q, head + 2);
-    G3__ITEM(sieve, 3, (uint64_t)s->screen / G3__TILE_ROWS, 1);
+#define G3__ITEM(what, field, a, b, c) do { item[i].line = "scratch: " what; item[i].name = #field; item[i].member = offsetof(g3__acts, field); item[i].count = g3__acts_count(a, b, c); i++; } while (0)
+    G3__ITEM("activations", x,     n, dim, 1);
+    G3__ITEM("activations", h,     n, dim, 1);
+    G3__ITEM("activations", qkv,   n, q + 2 * kv, head);
+    G3__ITEM("activations", att,   n, q, head);
+    G3__ITEM("activations", out,   n, dim, 1);
+    G3__ITEM("activations", gu,    n, s->gated ? 2 : 1, ffn);
+    G3__ITEM("activations", act,   n, s->gated ? 1 : 0, ffn);
+    G3__ITEM("activations", angle, kinds, n, head);
+    G3__ITEM("activations", freq,  kinds, head / 2, 1);
+    G3__ITEM("activations", gain,  2, G3__MAX(dim, head), 1);
+    G3__ITEM("attention",   work,  (uint64_t)s->width, g3__work_each(s), 1);
+    G3__ITEM("attention",   parts, g3__parts(s), q, head + 2);
+    G3__ITEM("logits",      sieve, 3, (uint64_t)s->screen / G3__TILE_ROWS, 1);
 #undef G3__ITEM
 }
 
@@ -4923,7 +4927,7 @@ static const char *g3__weights_item(const g3__weights *s, int i)
 typedef struct g3__place { char *data, *absmax, *nested_absmax, *nested_map; } g3__place;
 
 // place: [s->n + 1], the last for the screened head: codes, scales, bounds.
-static void g3__lay_model(g3__layout *l, const g3__weights *s, g3__place *place)
+static void g3__lay_model(g3__layout *l, const g3__config *c, const g3__weights *s, g3__place *place)
 {
     for (int i = 0; i < s->n; i++) {
         const g3__weight *w = &s->w[i];
@@ -4937,10 +4941,10 @@ static void g3__lay_model(g3__layout *l, const g3__weights *s, g3__place *place)
         if (w->nested_map) p.nested_map = (char *)g3__lay(l, kind, name, w->nested_map->bytes);
         if (place) place[i] = p;
     }
-    if (!s->screen) return;
+    if (!c->screen) return;
     g3__place p = G3__ZERO;
-    const uint64_t rows = (uint64_t)s->screen;
-    p.data = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * (uint64_t)s->w[G3__EMBED].cols);
+    const uint64_t rows = (uint64_t)c->screen;
+    p.data = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * (uint64_t)c->dim);
     p.absmax = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * sizeof(float));
     p.nested_absmax = (char *)g3__lay(l, G3__WEIGHTS, "weights: screen of the head", rows * sizeof(float));
     if (place) place[s->n] = p;
@@ -4996,7 +5000,7 @@ static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts)
     for (int i = 0; i < G3__ACTS_ITEMS; i++) {
         uint64_t bytes;
         if (!g3__mul(item[i].count, sizeof(float), &bytes)) bytes = UINT64_MAX;
-        float *p = (float *)g3__lay(l, G3__SCRATCH, i < G3__ACTS_ITEMS - 2 ? "scratch: activations" : "scratch: attention", bytes);
+        float *p = (float *)g3__lay(l, G3__SCRATCH, item[i].line, bytes);
         if (acts) memcpy((char *)acts + item[i].member, &p, sizeof p);
     }
 }
@@ -5079,10 +5083,10 @@ typedef struct g3__asked {             // what the plan is made for
     uint64_t host[4];                  // host memory: parsing at its peak, then what stays, staging, one session's
 } g3__asked;
 
-static uint64_t g3__model_bytes(const g3__weights *w)
+static uint64_t g3__model_bytes(const g3__config *c, const g3__weights *w)
 {
     g3__layout l = G3__ZERO;
-    g3__lay_model(&l, w, NULL);
+    g3__lay_model(&l, c, w, NULL);
     return l.at;
 }
 
@@ -5098,7 +5102,7 @@ static bool g3__fits_with(const g3__asked *a, g3_kv kv, int context, uint64_t mo
 static void g3__plan_remedy(const g3_plan *p, const g3__asked *a, uint64_t room, char *text, size_t size)
 {
     static const struct { g3_kv kv; const char *name; } narrow[] = {{G3_KV_BF16, "kv bf16"}, {G3_KV_INT8, "kv int8"}};
-    uint64_t model = g3__model_bytes(a->w);
+    uint64_t model = g3__model_bytes(a->c, a->w);
     g3_session_desc d = a->d;
     int n = 0, least;
     if (p->max_context) n += snprintf(text, size, "context %d", p->max_context);
@@ -5138,7 +5142,7 @@ static void g3__plan_host(g3__layout *l, const g3__asked *a)                    
 static void g3__plan_make(g3_plan *p, g3__asked *a)
 {
     g3__layout l = G3__ZERO;
-    uint64_t model = g3__model_bytes(a->w), host, need;
+    uint64_t model = g3__model_bytes(a->c, a->w), host, need;
     memset(p, 0, sizeof *p);
     host = G3__MAX(a->host[0], g3__plan_later(a));
     p->backend = G3_BACKEND_CPU;
@@ -5151,7 +5155,7 @@ static void g3__plan_make(g3_plan *p, g3__asked *a)
         a->d.batch = G3__MIN(a->d.batch, a->d.context);
         a->d.logits_rows = G3__MIN(a->d.logits_rows, a->d.batch);
     }
-    g3__lay_model(&l, a->w, NULL);
+    g3__lay_model(&l, a->c, a->w, NULL);
     for (int i = 0; i < a->sessions; i++) g3__lay_session(&l, a->c, &a->d, a->width, NULL);
     g3__plan_host(&l, a);
     p->weights = l.sum[G3__WEIGHTS];
@@ -5300,7 +5304,7 @@ static bool g3__read_elements(const g3__shards *s, const g3__weight *w, uint64_t
     r.n = n;
     r.dst = dst;
     r.err = err;
-    return w->format == G3__NF4 || w->format == G3__FP4 ? g3__read_4bit(&r) : g3__read_dense(&r);
+    return g3__is_4bit(w->format) ? g3__read_4bit(&r) : g3__read_dense(&r);
 }
 
 // Any tensor of the files as a weight: a bound one, or one the model does not use, described by itself.
@@ -5452,7 +5456,6 @@ static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
     l.m = m;
     l.to = (g3__target *)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.to, err);
     if (!l.to) return false;
-    memset(l.to, 0, (size_t)m->shards.n * sizeof *l.to);
     g3__load_targets(&l, place);
     l.n = g3__load_chunks(&l);
     int cap = l.n;
@@ -5606,11 +5609,11 @@ static bool g3__load_all(g3_model *m, g3_error *err)
     uint64_t n = (uint64_t)m->weights.n;
     g3__place *place = (g3__place *)g3__heap_alloc(&m->heap, n + 1, sizeof *place, err);
     m->text.layer = (g3__layer *)g3__zone_alloc(&m->keep, (uint64_t)m->config.layers, sizeof *m->text.layer, err);
-    m->arena_bytes = g3__model_bytes(&m->weights);
+    m->arena_bytes = g3__model_bytes(&m->config, &m->weights);
     bool ok = place && m->text.layer && g3__arena_take(m, m->arena_bytes, &m->arena, err);
     if (ok) {
         l.base = m->arena;
-        g3__lay_model(&l, &m->weights, place);
+        g3__lay_model(&l, &m->config, &m->weights, place);
         ok = g3__load_weights(m, place, err) && g3__load_check(m, place, err);
     }
     if (ok) g3__load_tower(m, place);
@@ -6123,10 +6126,15 @@ static int g3__rewind(g3_session *s, int pos)            // the position reached
 
 // ---- logits, when asked for
 
-static const float *g3__logits_row(g3_session *s, int back)       // NULL: s->err
+static bool g3__logits_ready(g3_session *s)                        // the token that waits has gone through, and rows are there
 {
-    if (s->done < s->held && !g3__advance(s, s->held, false)) return NULL;
-    if (!s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "there are no logits: add a token first"); return NULL; }
+    if (s->done < s->held && !g3__advance(s, s->held, false)) return false;
+    return s->kept || g3__fail(&s->err, G3_ERR_ARGUMENT, "there are no logits: add a token first") == G3_OK;
+}
+
+static float *g3__logits_row(g3_session *s, int back)              // NULL: s->err
+{
+    if (!g3__logits_ready(s)) return NULL;
     if (back < 0 || back >= s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "back: %d, but the last step kept %d rows (logits_rows %d)", back, s->kept, s->desc.logits_rows); return NULL; }
     if (!s->logits_done) g3__logits(&s->run, &s->m->head, &s->m->final, s->last - s->kept, s->kept, s->logits);
     if (s->err.code) return NULL;
@@ -6144,9 +6152,8 @@ static float *g3__draw_logits(g3_session *s, const g3_sampler *p)
     const bool penalty = p->repeat_penalty != 1 && p->repeat_penalty > 0;
     int64_t k = (p->greedy ? 1 : p->top_k) + (m->config.multimodal ? 3 : 0) + (penalty && !p->greedy ? (int64_t)s->held : 0);
     const bool whole = !m->screen.rows || !m->op->screen || p->logits_fn || p->logprobs || s->logits_done || (!p->greedy && (p->top_k < 1 || (penalty && p->repeat_penalty < 1)));
-    if (whole || k > m->screen.rows / 64) return (float *)(uintptr_t)g3__logits_row(s, 0);
-    if (s->done < s->held && !g3__advance(s, s->held, false)) return NULL;
-    if (!s->kept) return (float *)(uintptr_t)g3__logits_row(s, 0);
+    if (whole || k > m->screen.rows / 64) return g3__logits_row(s, 0);
+    if (!g3__logits_ready(s)) return NULL;
     float *y = s->logits + (size_t)(s->kept - 1) * (size_t)m->config.vocab;
     m->op->screen(&s->run, y, s->run.a.x + (size_t)(s->last - 1) * (size_t)m->head.cols, &m->final, &m->head, &m->screen, g3__drawn_rows(m), (int)k);
     return s->err.code ? NULL : y;
@@ -6672,6 +6679,8 @@ typedef struct g3__job {
     int next;                          // >>simd: the first unit that no body has claimed
     const g3__screen *screen;
     float norm_x;                      // |x|
+    void (*norm_row)(const struct g3__job *j, float *y, const float *x);     // of norm and add: one row normed, and
+    void (*sum)(float *x, const float *y, int n);                            // x += y
 } g3__job;
 
 static g3__job g3__cpu_job(g3__run *r, float *y, const float *x, int n, int m)
@@ -6763,10 +6772,12 @@ static void g3__cpu_end(g3__run *r) { (void)r; }
 
 // ---- norms
 
+static size_t g3__gain_room(const g3__run *r) { return (size_t)G3__MAX(r->shape.dim, r->shape.head_dim); }      // floats of one of the two gain buffers
+
 // The norm's weights as factors, and for LayerNorm what is added: into the run's two gain buffers.
 static float *g3__cpu_gain(g3__run *r, const g3__norm *norm, int slot)
 {
-    const size_t room = (size_t)G3__MAX(r->shape.dim, r->shape.head_dim);
+    const size_t room = g3__gain_room(r);
     float *gain = r->a.gain + (size_t)slot * room;
     g3__decode(&norm->w, 0, (uint64_t)norm->dim, gain);
     if (norm->layer) g3__decode(&norm->b, 0, (uint64_t)norm->dim, gain + room);
@@ -6792,13 +6803,19 @@ static void g3__cpu_norm_row(float *y, const float *x, const g3__norm *norm, con
     else             for (int i = 0; i < n; i++) y[i] = x[i] * scale * gain[i];
 }
 
+static void g3__cpu_norm_one(const g3__job *j, float *y, const float *x)
+{
+    const float *gain = j->r->a.gain;
+    g3__cpu_norm_row(y, x, j->norm, gain, gain + g3__gain_room(j->r));
+}
+
+static void g3__cpu_sum(float *x, const float *y, int n) { for (int i = 0; i < n; i++) x[i] += y[i]; }
+
 static void g3__cpu_norm_rows(const g3__job *j, int first, int end, int piece)
 {
-    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
-    const float *gain = j->r->a.gain;
+    const size_t dim = (size_t)j->m;
     (void)piece;
-    for (size_t t = (size_t)first; t < (size_t)end; t++)
-        g3__cpu_norm_row(j->y + t * dim, j->x + t * dim, j->norm, gain, gain + room);
+    for (size_t t = (size_t)first; t < (size_t)end; t++) j->norm_row(j, j->y + t * dim, j->x + t * dim);
 }
 
 static void g3__cpu_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
@@ -6807,20 +6824,19 @@ static void g3__cpu_norm(g3__run *r, float *y, const float *x, const g3__norm *n
     g3__job j = g3__cpu_job(r, y, x, n, norm->dim);
     g3__cpu_gain(r, norm, 0);
     j.norm = norm;
+    j.norm_row = g3__cpu_norm_one;
     g3__cpu_split(&j, g3__cpu_norm_rows, n, 1, 4.0 * n * norm->dim, r->shape.width);
 }
 
 static void g3__cpu_add_rows(const g3__job *j, int first, int end, int piece)
 {
-    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
-    const float *gain = j->r->a.gain;
+    const size_t dim = (size_t)j->m;
     float *h = j->r->a.h;
     (void)piece;
     for (size_t t = (size_t)first; t < (size_t)end; t++) {
         const float *y = j->x + t * dim;
-        float *x = j->y + t * dim;
-        if (j->norm) { g3__cpu_norm_row(h + t * dim, y, j->norm, gain, gain + room); y = h + t * dim; }
-        for (size_t i = 0; i < dim; i++) x[i] += y[i];
+        if (j->norm) { j->norm_row(j, h + t * dim, y); y = h + t * dim; }
+        j->sum(j->y + t * dim, y, (int)dim);
     }
 }
 
@@ -6830,6 +6846,8 @@ static void g3__cpu_add(g3__run *r, float *x, const float *y, const g3__norm *no
     g3__job j = g3__cpu_job(r, x, y, n, dim);
     if (norm) g3__cpu_gain(r, norm, 0);
     j.norm = norm;
+    j.norm_row = g3__cpu_norm_one;
+    j.sum = g3__cpu_sum;
     g3__cpu_split(&j, g3__cpu_add_rows, n, 1, 4.0 * n * dim, r->shape.width);
 }
 
@@ -6870,7 +6888,7 @@ static const float *g3__cpu_weights(const g3__bits *w, const float *tables, uint
     const char *p = (const char *)w->data;
     if (w->format == G3__F32 && !w->scale && (uintptr_t)p % sizeof(float) == 0) return (const float *)(const void *)p + first;
     g3__cpu_ahead(p, first + (uint64_t)n, n, g3__format_bits(w->format));
-    if (w->format == G3__NF4 || w->format == G3__FP4) g3__cpu_decode_4bit(w, tables + (w->format == G3__FP4) * 512, first, n, room);
+    if (g3__is_4bit(w->format)) g3__cpu_decode_4bit(w, tables + (w->format == G3__FP4) * 512, first, n, room);
     else g3__decode(w, first, (uint64_t)n, room);
     return room;
 }
@@ -6934,16 +6952,22 @@ static void g3__cpu_linear_cols(const g3__job *j, int first, int end, int piece)
     }
 }
 
+// The tables that the plain loops will look into: of what lies in tiles they read nothing.
+static void g3__cpu_tables(float tables[2 * 512], const g3__mat *W)
+{
+    for (int s = 0; s < W->n_segs; s++) {
+        const g3__bits *w = &W->seg[s].bits;
+        if (w->format == G3__NF4 && !w->tiled) g3__cpu_pairs(tables, g3__nf4_table);
+        if (w->format == G3__FP4 && !w->tiled) g3__cpu_pairs(tables + 512, g3__fp4_table);
+    }
+}
+
 static void g3__cpu_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
 {
     if (g3__cpu_failed(r)) return;
     float tables[2 * 512];
     g3__job j = g3__cpu_job(r, y, x, n, W->rows);
-    for (int s = 0; s < W->n_segs; s++) {
-        const g3__format f = W->seg[s].bits.format;
-        if (f == G3__NF4) g3__cpu_pairs(tables, g3__nf4_table);
-        if (f == G3__FP4) g3__cpu_pairs(tables + 512, g3__fp4_table);
-    }
+    g3__cpu_tables(tables, W);
     if (norm) { g3__cpu_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
     j.W = W;
     j.table = tables;
@@ -7037,7 +7061,7 @@ static void g3__cpu_rope_rows(const g3__job *j, int first, int end, int piece)
     const g3__attn *a = j->att;
     const g3__shape *shape = &j->r->shape;
     const size_t d = (size_t)a->head_dim, stride = (size_t)j->m * d;
-    const float *q_gain = j->r->a.gain, *k_gain = q_gain + G3__MAX(shape->dim, shape->head_dim);
+    const float *q_gain = j->r->a.gain, *k_gain = q_gain + g3__gain_room(j->r);
     (void)piece;
     for (int t = first; t < end; t++) {
         float *x = j->y + (size_t)t * stride;
@@ -7638,14 +7662,13 @@ static const char *g3__simd_tile(const g3__bits *w, int row, int cols)
     return (const char *)w->data + (size_t)row * ((size_t)cols * g3__format_bits(w->format) / 8);
 }
 
-static bool g3__is_4bit(const g3__bits *w) { return w->format == G3__NF4 || w->format == G3__FP4; }
 static const float *g3__code_table(const g3__bits *w) { return w->format == G3__NF4 ? g3__nf4_table : g3__fp4_table; }
 
 // Four tiles times one row of x, straight from the codes: y[4][16] += W x for the rows from row[0], row[1], …
 static void g3__simd_dots(const g3__simd *v, const g3__bits *w, const int row[4], int cols, const float *x, float *y)
 {
     g3__dots d = G3__ZERO;
-    const bool coded = g3__is_4bit(w);
+    const bool coded = g3__is_4bit(w->format);
     for (int t = 0; t < 4; t++) d.tile[t] = g3__simd_tile(w, row[t], cols);
     for (int t = 0; coded && t < 4; t++) d.scales[t] = g3__simd_scales(w, row[t], cols);
     d.size = (size_t)cols * g3__format_bits(w->format) / 8 * G3__TILE_ROWS;
@@ -7664,7 +7687,7 @@ static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile
 {
     const char *p = tile + (size_t)k * g3__format_bits(w->format) / 8 * G3__TILE_ROWS;
     const uint32_t per = 32 / g3__format_bits(w->format);                        // elements of a dword
-    if (g3__is_4bit(w)) { v->panel_4bit(p, g3__code_table(w), n, panel); return; }
+    if (g3__is_4bit(w->format)) { v->panel_4bit(p, g3__code_table(w), n, panel); return; }
     if (w->format == G3__BF16 || w->format == G3__F16) { v->panel_half(p, w->format == G3__BF16, n, panel); return; }
     if (w->format == G3__F32 && !w->scale) {
         for (int i = 0; i < n; i++, p += 4 * G3__TILE_ROWS) memcpy(panel + (size_t)i * G3__PANEL_ROWS, p, 4 * G3__TILE_ROWS);
@@ -7682,13 +7705,12 @@ static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile
 }
 
 // Columns [k, k + n) of up to two tiles, and the scales of their blocks.
-static void g3__simd_panel(const g3__job *j, const g3__bits *w, int row, int rows, int k, int n, float *panel, float *scale)
+static void g3__simd_panel(const g3__simd *v, const g3__bits *w, int row, int rows, int cols, int k, int n, float *panel, float *scale)
 {
-    const g3__simd *v = j->r->simd;
     for (int half = 0; half < rows; half += G3__TILE_ROWS) {
-        g3__simd_half(v, w, g3__simd_tile(w, row + half, j->W->cols), k, n, panel + half);
-        if (!g3__is_4bit(w)) continue;
-        const g3__scales s = g3__simd_scales(w, row + half, j->W->cols);
+        g3__simd_half(v, w, g3__simd_tile(w, row + half, cols), k, n, panel + half);
+        if (!g3__is_4bit(w->format)) continue;
+        const g3__scales s = g3__simd_scales(w, row + half, cols);
         v->scales(&s, k / (int)w->blocksize, n / (int)w->blocksize, scale + half);
     }
 }
@@ -7698,7 +7720,7 @@ static void g3__simd_panel(const g3__job *j, const g3__bits *w, int row, int row
 static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, float *y)
 {
     float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
-    const bool coded = g3__is_4bit(w);
+    const bool coded = g3__is_4bit(w->format);
     const int cols = j->W->cols, block = coded ? (int)w->blocksize : G3__DENSE_BLOCK;
     g3__product g = G3__ZERO;
     g.panel_ld = G3__PANEL_ROWS; g.x_row = (size_t)cols; g.x_col = 1; g.y_row = (size_t)j->m;
@@ -7707,7 +7729,7 @@ static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int ro
         for (int r = 0; r < rows; r += G3__PANEL_ROWS) {
             const int n = G3__MIN(cols - k, G3__PANEL_COLS);
             g.lanes = G3__MIN(rows - r, G3__PANEL_ROWS);
-            g3__simd_panel(j, w, row + r, g.lanes, k, n, panel, scale);
+            g3__simd_panel(j->r->simd, w, row + r, g.lanes, cols, k, n, panel, scale);
             for (int t = 0; t < j->n; t += g.n)
                 for (int b = 0; b < n; b += block) {
                     g.n = G3__MIN(j->n - t, 12);
@@ -7721,7 +7743,7 @@ static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int ro
         }
 }
 
-static bool g3__simd_few(const g3__bits *w, int n) { return n <= G3__FEW_ROWS && (g3__is_4bit(w) || w->format == G3__BF16); }
+static bool g3__simd_few(const g3__bits *w, int n) { return n <= G3__FEW_ROWS && (g3__is_4bit(w->format) || w->format == G3__BF16); }
 
 // y[t][row0 + i] = W[row + i] x[t] + b[row + i] for up to 256 rows i of a segment whose rows lie interleaved.
 static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row0, int rows)
@@ -7804,8 +7826,7 @@ static void g3__simd_linear(g3__run *r, float *y, const float *x, const g3__norm
     float tables[2 * 512];
     int units = 0;
     g3__job j = g3__cpu_job(r, y, x, n, W->rows);
-    g3__cpu_pairs(tables, g3__nf4_table);
-    g3__cpu_pairs(tables + 512, g3__fp4_table);
+    g3__cpu_tables(tables, W);
     for (int s = 0; s < W->n_segs; s++) units += (W->seg[s].rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS;
     if (W->transposed) units = (W->rows + G3__PANEL_ROWS - 1) / G3__PANEL_ROWS;
     if (norm) { g3__simd_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
@@ -7816,18 +7837,11 @@ static void g3__simd_linear(g3__run *r, float *y, const float *x, const g3__norm
 
 // ---- norm and add: sums in float64 as in >>cpu, the rest by lanes
 
-static void g3__simd_norm_row(const g3__simd *v, float *y, const float *x, const g3__norm *norm, const float *gain, const float *shift)
+static void g3__simd_norm_one(const g3__job *j, float *y, const float *x)
 {
-    if (norm->layer) { g3__cpu_norm_row(y, x, norm, gain, shift); return; }
-    v->norm(y, x, gain, (float)(1.0 / sqrt(g3__cpu_squares(x, 0, norm->dim) / norm->dim + (double)norm->eps)), norm->dim);
-}
-
-static void g3__simd_norm_rows(const g3__job *j, int first, int end, int piece)
-{
-    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
-    const float *gain = j->r->a.gain;
-    (void)piece;
-    for (size_t t = (size_t)first; t < (size_t)end; t++) g3__simd_norm_row(j->r->simd, j->y + t * dim, j->x + t * dim, j->norm, gain, gain + room);
+    const g3__norm *norm = j->norm;
+    if (norm->layer) { g3__cpu_norm_one(j, y, x); return; }
+    j->r->simd->norm(y, x, j->r->a.gain, (float)(1.0 / sqrt(g3__cpu_squares(x, 0, norm->dim) / norm->dim + (double)norm->eps)), norm->dim);
 }
 
 static void g3__simd_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
@@ -7836,20 +7850,8 @@ static void g3__simd_norm(g3__run *r, float *y, const float *x, const g3__norm *
     g3__job j = g3__cpu_job(r, y, x, n, norm->dim);
     g3__cpu_gain(r, norm, 0);
     j.norm = norm;
-    g3__simd_split(&j, g3__simd_norm_rows, n, 4.0 * n * norm->dim);
-}
-
-static void g3__simd_add_rows(const g3__job *j, int first, int end, int piece)
-{
-    const size_t room = (size_t)G3__MAX(j->r->shape.dim, j->r->shape.head_dim), dim = (size_t)j->m;
-    const float *gain = j->r->a.gain;
-    float *h = j->r->a.h;
-    (void)piece;
-    for (size_t t = (size_t)first; t < (size_t)end; t++) {
-        const float *y = j->x + t * dim;
-        if (j->norm) { g3__simd_norm_row(j->r->simd, h + t * dim, y, j->norm, gain, gain + room); y = h + t * dim; }
-        j->r->simd->sum(j->y + t * dim, y, (int)dim);
-    }
+    j.norm_row = g3__simd_norm_one;
+    g3__simd_split(&j, g3__cpu_norm_rows, n, 4.0 * n * norm->dim);
 }
 
 static void g3__simd_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
@@ -7858,7 +7860,9 @@ static void g3__simd_add(g3__run *r, float *x, const float *y, const g3__norm *n
     g3__job j = g3__cpu_job(r, x, y, n, dim);
     if (norm) g3__cpu_gain(r, norm, 0);
     j.norm = norm;
-    g3__simd_split(&j, g3__simd_add_rows, n, 4.0 * n * dim);
+    j.norm_row = g3__simd_norm_one;
+    j.sum = r->simd->sum;
+    g3__simd_split(&j, g3__cpu_add_rows, n, 4.0 * n * dim);
 }
 
 // ---- gelu
@@ -7884,7 +7888,6 @@ static void g3__simd_geglu(g3__run *r, float *y, const float *gu, int m, int n)
 
 static void g3__simd_gelu(g3__run *r, float *y, int m, int n) { g3__simd_geglu(r, y, NULL, m, n); }
 
-
 // ---- a screened head
 
 typedef struct g3__screening { const g3__simd *v; const g3__mat *head; g3__screen *s; int next; } g3__screening;
@@ -7893,13 +7896,9 @@ typedef struct g3__screening { const g3__simd *v; const g3__mat *head; g3__scree
 static void g3__simd_columns(const g3__simd *v, const g3__bits *w, int row, int cols, int k, int n, float *panel)
 {
     float scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
-    g3__simd_half(v, w, g3__simd_tile(w, row, cols), k, n, panel);
-    if (!g3__is_4bit(w)) return;
-    const g3__scales s = g3__simd_scales(w, row, cols);
-    const int block = (int)w->blocksize;
-    v->scales(&s, k / block, n / block, scale);
-    for (int i = 0; i < n; i++)
-        for (int r = 0; r < G3__TILE_ROWS; r++) panel[i * G3__PANEL_ROWS + r] *= scale[i / block * G3__PANEL_ROWS + r];
+    g3__simd_panel(v, w, row, G3__TILE_ROWS, cols, k, n, panel, scale);
+    for (int i = 0; g3__is_4bit(w->format) && i < n; i++)
+        for (int r = 0; r < G3__TILE_ROWS; r++) panel[i * G3__PANEL_ROWS + r] *= scale[i / (int)w->blocksize * G3__PANEL_ROWS + r];
 }
 
 // scale = largest |w| / 127, code = w / scale to the nearest, and in squares what that took away and what there was.
@@ -8259,7 +8258,7 @@ static void g3__simd_attend(g3__run *r, float *y, const float *qkv, const g3__at
     keys *= 2.0 * a->heads * a->head_dim;
     j.att = a; j.kv = kv; j.rows = rows;
     const int parts = rows->span / G3__PART - g3__cpu_low(a, rows) / G3__PART + 1;
-    if (n > 1 || parts == 1 || columns >= 2 * r->shape.width) { g3__simd_split(&j, g3__simd_attend_units, (n + group - 1) / group * columns, keys); return; }
+    if (n > 1 || parts == 1 || !r->shape.context || columns >= 2 * r->shape.width) { g3__simd_split(&j, g3__simd_attend_units, (n + group - 1) / group * columns, keys); return; }
     g3__simd_split(&j, g3__simd_attend_parts, parts * columns, keys);
     g3__simd_attend_merge(&j, parts);
 }
@@ -8937,8 +8936,8 @@ static void g3__model_sums(g3_model *m)
 static void g3__model_screen(g3_model *m)
 {
     const g3__weight *head = &m->weights.w[m->weights.w[G3__HEAD].data ? G3__HEAD : G3__EMBED];
-    if (!m->desc.screened_head || !g3__weight_tiled(m, head) || (head->format != G3__BF16 && head->format != G3__NF4 && head->format != G3__FP4)) return;
-    m->config.screen = m->weights.screen = (int)g3__round_up((uint64_t)g3__drawn_rows(m), G3__TILE_ROWS);
+    if (!m->desc.screened_head || !g3__weight_tiled(m, head) || (head->format != G3__BF16 && !g3__is_4bit(head->format))) return;
+    m->config.screen = (int)g3__round_up((uint64_t)g3__drawn_rows(m), G3__TILE_ROWS);
 }
 
 static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)

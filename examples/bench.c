@@ -344,8 +344,18 @@ static void print_table(const settings *o, const g3_model *m, const results *r, 
 
 static int whole(const char *v, int least) { char *end; long n = strtol(v, &end, 10); if (*end || n < least || n > 1 << 24) exit(fail("a flag wants another number")); return (int)n; }
 
+static int one_of(const char *v, const char *const *words, int n)
+{
+    for (int i = 0; i < n; i++) if (!strcmp(v, words[i])) return i;
+    fprintf(stderr, "bench: \"%s\" is none of", v);
+    for (int i = 0; i < n; i++) fprintf(stderr, " %s", words[i]);
+    fputc('\n', stderr);
+    exit(1);
+}
+
 static bool read_flags(settings *o, int argc, char **argv)
 {
+    static const char *const kvs[] = { "f32", "bf16", "fp8", "int8" }, *const switches[] = { "off", "on", "auto" };      // in the order of g3_kv, and of screen
     for (int i = 1; i < argc; i++) {
         const char *f = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(f, "--json")) { o->json = true; continue; }
@@ -358,12 +368,12 @@ static bool read_flags(settings *o, int argc, char **argv)
         else if (!strcmp(f, "-p")) o->prompt = whole(v, 1);
         else if (!strcmp(f, "-n")) o->tokens = whole(v, 1);
         else if (!strcmp(f, "-d")) o->depth = whole(v, 0);
-        else if (!strcmp(f, "-r")) o->runs = whole(v, 1) > MAX_RUNS ? MAX_RUNS : whole(v, 1);
+        else if (!strcmp(f, "-r")) { o->runs = whole(v, 1); if (o->runs > MAX_RUNS) o->runs = MAX_RUNS; }
         else if (!strcmp(f, "-c")) o->session.context = whole(v, 1);
         else if (!strcmp(f, "-t")) o->open.threads = whole(v, 1);
         else if (!strcmp(f, "--simd")) o->open.simd = v;
-        else if (!strcmp(f, "--kv")) o->session.kv = !strcmp(v, "f32") ? G3_KV_F32 : !strcmp(v, "fp8") ? G3_KV_FP8 : !strcmp(v, "int8") ? G3_KV_INT8 : G3_KV_BF16;
-        else if (!strcmp(f, "--screened-head")) o->screen = !strcmp(v, "on") ? 1 : !strcmp(v, "auto") ? 2 : 0;
+        else if (!strcmp(f, "--kv")) o->session.kv = (g3_kv)(G3_KV_F32 + one_of(v, kvs, 4));
+        else if (!strcmp(f, "--screened-head")) o->screen = one_of(v, switches, 3);
         else return false;
     }
     return true;
