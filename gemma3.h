@@ -7370,8 +7370,8 @@ static const g3__ops g3__cpu_ops = {
 #define G3__UNROLL       _Pragma("GCC unroll 12")
 
 enum {
-    G3__PANEL_ROWS = 32,               // rows of W that are decoded together: two tiles
-    G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 16 KB of float32
+    G3__PANEL_ROWS = 64,               // rows of W that are decoded together: four tiles,
+    G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 32 KB of float32 stay in the first cache
     G3__UNIT_ROWS  = 64,               // rows of W that a thread claims at least,
     G3__MOST_UNITS = 4,                // and that many times as many at most for one product
     G3__AHEAD      = 2048,             // bytes ahead of its use that the memory is asked for a line
@@ -7397,7 +7397,7 @@ typedef struct g3__product {           // y(t)[lanes] += scale[lanes] * sum over
     const float *panel, *x, *scale;
     float *y;
     size_t panel_ld, x_row, x_col, y_row;      // x(t, k) = x[t x_row + k x_col]
-    int n, k, lanes;                   // lanes: 16 or 32
+    int n, k, lanes;                   // lanes: a multiple of 16, up to 64
 } g3__product;
 
 struct g3__simd {                      // the hot loops of one instruction set
@@ -7405,8 +7405,8 @@ struct g3__simd {                      // the hot loops of one instruction set
     bool (*here)(void);                // can this machine run them?
     void (*dots_4bit)(const g3__dots *d, float y[64]);
     void (*dots_bf16)(const g3__dots *d, float y[64]);
-    void (*scales)(const g3__scales *s, int first, int n, float *scale);                     // n blocks: [n][32], half of each
-    void (*panel_4bit)(const char *tile, const float table[16], int n, float *panel);        // n columns: panel [n][32], half of each; codes without scale
+    void (*scales)(const g3__scales *s, int first, int n, float *scale);                     // n blocks: [n][64], a quarter of each
+    void (*panel_4bit)(const char *tile, const float table[16], int n, float *panel);        // n columns: panel [n][64], a quarter of each; codes without scale
     void (*panel_half)(const char *tile, bool bf16, int n, float *panel);                    // bf16 or f16
     void (*product)(const g3__product *g);
     void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst);    // n rows of the cache as float32
@@ -7415,7 +7415,7 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*fade)(float *out, const float *fade, int n, int lanes);                           // out [n][32] *= fade
     void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int lanes);     // [n][32]
     void (*norm)(float *y, const float *x, const float *gain, float scale, int n);           // y = x * scale * gain
-    void (*quantise)(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm);      // of the screen: [n][32] to [n][16]; code NULL: only the largest
+    void (*quantise)(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm);      // of the screen: [n][64] to [n][16]; code NULL: only the largest
     void (*sieve)(const int8_t *const code[4], int n, const float *x, float y[64]);          // y = sum of code * x
     void (*sum)(float *x, const float *y, int n);                                            // x += y
 };
@@ -7621,6 +7621,9 @@ target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *m
 #define G3__SIMD_TABLE(isa) { #isa, g3__here_##isa, g3__dots_4bit_##isa, g3__dots_bf16_##isa, g3__scales_##isa, g3__panel_4bit_##isa, g3__panel_half_##isa, g3__product_##isa, \
     g3__widen_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
 
+// Of a product: as many rows of x as are left, N at a time.
+#define G3__ROWS(tile, N) for (; t + N <= g->n; t += N, x += N * g->x_row, y += N * g->y_row) tile(g, g->panel + lane, g->scale + lane, x, y)
+
 // ---- work: bodies claim a few units at a time, so that a slow core does less; a body keeps its slice of scratch
 
 static void g3__simd_body(void *ctx, int i)
@@ -7682,8 +7685,8 @@ static void g3__simd_dots(const g3__simd *v, const g3__bits *w, const int row[4]
     else       v->dots_bf16(&d, y);
 }
 
-// Columns [k, k + n) of one tile into its half of a panel.
-static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile, int k, int n, float *panel)
+// Columns [k, k + n) of one tile into its quarter of a panel.
+static void g3__simd_quarter(const g3__simd *v, const g3__bits *w, const char *tile, int k, int n, float *panel)
 {
     const char *p = tile + (size_t)k * g3__format_bits(w->format) / 8 * G3__TILE_ROWS;
     const uint32_t per = 32 / g3__format_bits(w->format);                        // elements of a dword
@@ -7704,14 +7707,14 @@ static void g3__simd_half(const g3__simd *v, const g3__bits *w, const char *tile
         }
 }
 
-// Columns [k, k + n) of up to two tiles, and the scales of their blocks.
+// Columns [k, k + n) of up to four tiles, and the scales of their blocks.
 static void g3__simd_panel(const g3__simd *v, const g3__bits *w, int row, int rows, int cols, int k, int n, float *panel, float *scale)
 {
-    for (int half = 0; half < rows; half += G3__TILE_ROWS) {
-        g3__simd_half(v, w, g3__simd_tile(w, row + half, cols), k, n, panel + half);
+    for (int part = 0; part < rows; part += G3__TILE_ROWS) {
+        g3__simd_quarter(v, w, g3__simd_tile(w, row + part, cols), k, n, panel + part);
         if (!g3__is_4bit(w->format)) continue;
-        const g3__scales s = g3__simd_scales(w, row + half, cols);
-        v->scales(&s, k / (int)w->blocksize, n / (int)w->blocksize, scale + half);
+        const g3__scales s = g3__simd_scales(w, row + part, cols);
+        v->scales(&s, k / (int)w->blocksize, n / (int)w->blocksize, scale + part);
     }
 }
 
@@ -7800,7 +7803,7 @@ static void g3__simd_strip(const g3__job *j, const float *panel, int k, int len,
     }
 }
 
-// y = x W for W [in][out], 32 columns a unit: rows of W are a panel as they lie.
+// y = x W for W [in][out], 64 columns a unit: rows of W are a panel as they lie.
 static void g3__simd_linear_cols(const g3__job *j, int first, int end, int piece)
 {
     const g3__seg *seg = &j->W->seg[0];
@@ -7892,7 +7895,7 @@ static void g3__simd_gelu(g3__run *r, float *y, int m, int n) { g3__simd_geglu(r
 
 typedef struct g3__screening { const g3__simd *v; const g3__mat *head; g3__screen *s; int next; } g3__screening;
 
-// Columns [k, k + n) of one tile as float32: panel [n][32], the first half of each.
+// Columns [k, k + n) of one tile as float32: panel [n][64], the first quarter of each.
 static void g3__simd_columns(const g3__simd *v, const g3__bits *w, int row, int cols, int k, int n, float *panel)
 {
     float scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
@@ -8370,7 +8373,7 @@ G3__AVX512 static void g3__scales_avx512(const g3__scales *s, int first, int n, 
     for (int b = first; b < first + n; b++, scale += G3__PANEL_ROWS) _mm512_storeu_ps(scale, g3__scale_avx512(s, &now, b));
 }
 
-// One tile's columns as float32, codes without their scale: panel[k][32] for n columns, n a multiple of 8.
+// One tile's columns as float32, codes without their scale: panel[k][64] for n columns, n a multiple of 8.
 G3__AVX512 static void g3__panel_4bit_avx512(const char *p, const float *code, int n, float *panel)
 {
     const __m512 table = _mm512_loadu_ps(code);
@@ -8401,27 +8404,30 @@ G3__AVX512 static void g3__panel_half_avx512(const char *p, bool bf16, int n, fl
     }
 }
 
-// y[t][16 V] += scale * sum over k of panel[k][16 V] * x(t, k) for N rows of x: V N sums in registers.
+// y[t][16 V] += scale * sum over k of panel[k][16 V] * x(t, k) for N rows of x: V N sums in registers. Six rows times 64 lanes
+// take ten loads for 24 multiply-adds, twelve rows times 32 lanes fourteen.
 #define G3__TILE_AVX512(N, V)                                                                                               \
-G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const float *x, float *y)                           \
+G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const float *w, const float *scale, const float *x, float *y)     \
 {                                                                                                                           \
-    __m512 sum[V][N];                                                                                                       \
-    const float *w = g->panel;                                                                                              \
-    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col;                                                          \
+    __m512 sum[V][N], s[V];                                                                                                 \
+    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col, y_row = g->y_row;                                        \
     G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_setzero_ps();          \
     for (int k = 0; k < g->k; k++, w += ld, x += col) {                                                                     \
         __m512 p[V];                                                                                                        \
         G3__UNROLL for (int v = 0; v < V; v++) p[v] = _mm512_loadu_ps(w + 16 * v);                                          \
         G3__UNROLL for (int t = 0; t < N; t++) {                                                                            \
-            const __m512 s = _mm512_set1_ps(x[(size_t)t * row]);                                                            \
-            G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_fmadd_ps(p[v], s, sum[v][t]);                         \
+            const __m512 u = _mm512_set1_ps(x[(size_t)t * row]);                                                            \
+            G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_fmadd_ps(p[v], u, sum[v][t]);                         \
         }                                                                                                                   \
     }                                                                                                                       \
-    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < V; v++) {                                         \
-        float *o = y + (size_t)t * g->y_row + 16 * v;                                                                       \
-        _mm512_storeu_ps(o, _mm512_fmadd_ps(sum[v][t], _mm512_loadu_ps(g->scale + 16 * v), _mm512_loadu_ps(o)));            \
-    }                                                                                                                       \
+    G3__UNROLL for (int v = 0; v < V; v++) s[v] = _mm512_loadu_ps(scale + 16 * v);                                          \
+    G3__UNROLL for (int t = 0; t < N; t++, y += y_row) G3__UNROLL for (int v = 0; v < V; v++)                               \
+        _mm512_storeu_ps(y + 16 * v, _mm512_fmadd_ps(sum[v][t], s[v], _mm512_loadu_ps(y + 16 * v)));                        \
 }
+G3__TILE_AVX512(6, 4)
+G3__TILE_AVX512(4, 4)
+G3__TILE_AVX512(2, 4)
+G3__TILE_AVX512(1, 4)
 G3__TILE_AVX512(12, 2)
 G3__TILE_AVX512(4, 2)
 G3__TILE_AVX512(1, 2)
@@ -8431,13 +8437,15 @@ G3__TILE_AVX512(1, 1)
 
 G3__AVX512 static void g3__product_avx512(const g3__product *g)
 {
-    const bool wide = g->lanes > 16;
-    const float *x = g->x;
-    float *y = g->y;
-    int t = 0;
-    for (; t + 12 <= g->n; t += 12, x += 12 * g->x_row, y += 12 * g->y_row) (wide ? g3__tile12x2_avx512 : g3__tile12x1_avx512)(g, x, y);
-    for (; t + 4 <= g->n; t += 4, x += 4 * g->x_row, y += 4 * g->y_row) (wide ? g3__tile4x2_avx512 : g3__tile4x1_avx512)(g, x, y);
-    for (; t < g->n; t++, x += g->x_row, y += g->y_row) (wide ? g3__tile1x2_avx512 : g3__tile1x1_avx512)(g, x, y);
+    for (int lane = 0, n; lane < g->lanes; lane += n) {
+        const float *x = g->x;
+        float *y = g->y + lane;
+        int t = 0;
+        n = g->lanes - lane < 32 ? 16 : g->lanes - lane < 64 ? 32 : 64;
+        if (n == 64)      { G3__ROWS(g3__tile6x4_avx512, 6);   G3__ROWS(g3__tile4x4_avx512, 4); G3__ROWS(g3__tile2x4_avx512, 2); G3__ROWS(g3__tile1x4_avx512, 1); }
+        else if (n == 32) { G3__ROWS(g3__tile12x2_avx512, 12); G3__ROWS(g3__tile4x2_avx512, 4); G3__ROWS(g3__tile1x2_avx512, 1); }
+        else              { G3__ROWS(g3__tile12x1_avx512, 12); G3__ROWS(g3__tile4x1_avx512, 4); G3__ROWS(g3__tile1x1_avx512, 1); }
+    }
 }
 
 G3__AVX512 static void g3__sieve_avx512(const int8_t *const code[4], int n, const float *x, float *y)
@@ -8612,16 +8620,18 @@ G3__AVX2 static void g3__tile##N##_avx2(const g3__product *g, const float *w, co
     }                                                                                                                       \
 }
 G3__TILE_AVX2(6)
+G3__TILE_AVX2(2)
 G3__TILE_AVX2(1)
 
 G3__AVX2 static void g3__product_avx2(const g3__product *g)
 {
     for (int lane = 0; lane < g->lanes; lane += 16) {
-        const float *w = g->panel + lane, *scale = g->scale + lane, *x = g->x;
+        const float *x = g->x;
         float *y = g->y + lane;
         int t = 0;
-        for (; t + 6 <= g->n; t += 6, x += 6 * g->x_row, y += 6 * g->y_row) g3__tile6_avx2(g, w, scale, x, y);
-        for (; t < g->n; t++, x += g->x_row, y += g->y_row) g3__tile1_avx2(g, w, scale, x, y);
+        G3__ROWS(g3__tile6_avx2, 6);
+        G3__ROWS(g3__tile2_avx2, 2);
+        G3__ROWS(g3__tile1_avx2, 1);
     }
 }
 
@@ -8782,16 +8792,18 @@ static void g3__tile##N##_neon(const g3__product *g, const float *w, const float
     }                                                                                                                       \
 }
 G3__TILE_NEON(6)
+G3__TILE_NEON(2)
 G3__TILE_NEON(1)
 
 static void g3__product_neon(const g3__product *g)
 {
     for (int lane = 0; lane < g->lanes; lane += 16) {
-        const float *w = g->panel + lane, *scale = g->scale + lane, *x = g->x;
+        const float *x = g->x;
         float *y = g->y + lane;
         int t = 0;
-        for (; t + 6 <= g->n; t += 6, x += 6 * g->x_row, y += 6 * g->y_row) g3__tile6_neon(g, w, scale, x, y);
-        for (; t < g->n; t++, x += g->x_row, y += g->y_row) g3__tile1_neon(g, w, scale, x, y);
+        G3__ROWS(g3__tile6_neon, 6);
+        G3__ROWS(g3__tile2_neon, 2);
+        G3__ROWS(g3__tile1_neon, 1);
     }
 }
 
