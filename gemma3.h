@@ -4035,8 +4035,7 @@ typedef struct g3__screen {
 enum {
     G3__KEYS       = 64,               // attention works on 64 keys at a time
     G3__QUERY_ROWS = 8,                // times the queries of 8 rows, in plain C
-    G3__QUERIES    = 32,               // by vector units: times 32 queries side by side,
-    G3__LOOKS      = 2,                // two such panels at once,
+    G3__QUERIES    = 64,               // by vector units: times 64 queries,
     G3__PART       = 256               // and a softmax begins afresh every 256 positions, to be merged
 };
 
@@ -4076,13 +4075,15 @@ static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
     return g3__mul(a, b, &n) && g3__mul(n, c, &n) && n <= UINT64_MAX / sizeof(float) ? n : UINT64_MAX;
 }
 
+static uint64_t g3__lanes_of(uint64_t head_dim) { return g3__round_up(head_dim, 16); }   // a head's numbers in whole vectors
+
 // Floats of attention scratch for one body. Plain: a block of keys or values, and per query its scores, its maximum and its sum.
-// By vector units: the block, and per lane the query, two outputs, the scores, and twice maximum and sum.
+// By vector units: a block of keys and of values, and per query the query, two outputs, the scores, twice maximum and sum, and the fade.
 static uint64_t g3__work_each(const g3__shape *s)
 {
-    uint64_t head = (uint64_t)s->head_dim, queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads), lanes = G3__LOOKS * G3__QUERIES;
-    uint64_t plain = G3__KEYS * head + queries * (G3__KEYS + 2), wide = G3__KEYS * head + lanes * (3 * head + G3__KEYS + 4);
-    return g3__round_up(G3__MAX(plain, wide), G3__ALIGN / sizeof(float));
+    uint64_t head = (uint64_t)s->head_dim, wide = g3__lanes_of(head), queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads);
+    uint64_t plain = G3__KEYS * head + queries * (G3__KEYS + 2), simd = G3__KEYS * (head + wide) + G3__QUERIES * (head + 2 * wide + G3__KEYS + 5);
+    return g3__round_up(G3__MAX(plain, simd), G3__ALIGN / sizeof(float));
 }
 
 static uint64_t g3__parts(const g3__shape *s) { return s->context ? (uint64_t)s->context / G3__PART + 2 : 0; }
@@ -7346,8 +7347,8 @@ static const g3__ops g3__cpu_ops = {
 // First what is the same for every instruction set, then the hot loops of each, whole functions with a suffix, chosen once per model.
 // No compiler flag is needed: each function names the instructions it may use.
 //
-// Lanes. A vector holds one number of sixteen rows (g3__tiled in >>numbers), or of sixteen queries. A lane belongs to its row from the
-// first product to the last, so nothing is ever summed across lanes.
+// Lanes. A vector holds one number of sixteen rows (g3__tiles in >>numbers), of sixteen keys, or sixteen numbers of a value. A lane belongs to
+// its row, key or number from the first product to the last, so no product is ever summed across lanes.
 //
 // Order of summation. A row's elements are cut into blocks: the blocks of its 4-bit codes, else 128 elements. The products of a block are
 // added in order, by fused multiply-adds; the block's sum times its scale is added to the row's. This holds for one row of x and for a
@@ -7409,11 +7410,12 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*panel_4bit)(const char *tile, const float table[16], int n, float *panel);        // n columns: panel [n][64], a quarter of each; codes without scale
     void (*panel_half)(const char *tile, bool bf16, int n, float *panel);                    // bf16 or f16
     void (*product)(const g3__product *g);
-    void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst);    // n rows of the cache as float32
-    void (*soften)(float *score, int from, int end, float *top, float *sum, float *fade, int lanes);   // score [64][32]; the first `lanes`, a multiple of 8
+    void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld);  // n rows of the cache as float32, ld apart
+    void (*turn)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, int at, float *dst);      // and as columns at, at + 1, … of dst [head_dim][64]
+    void (*soften)(float *score, int n, int keys, float *top, float *sum, float *fade);      // score [n][64], of which `keys`, a multiple of 8; room for fades in eights
     void (*gelu)(float *y, const float *gate, const float *up, int n);                       // y = gelu(gate) * up; up NULL: without
-    void (*fade)(float *out, const float *fade, int n, int lanes);                           // out [n][32] *= fade
-    void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int lanes);     // [n][32]
+    void (*fade)(float *out, float fade, int n);                                             // out *= fade
+    void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int d);         // [n][d]
     void (*norm)(float *y, const float *x, const float *gain, float scale, int n);           // y = x * scale * gain
     void (*quantise)(const float *panel, int n, int8_t *code, float *most, float *lost, float *norm);      // of the screen: [n][64] to [n][16]; code NULL: only the largest
     void (*sieve)(const int8_t *const code[4], int n, const float *x, float y[64]);          // y = sum of code * x
@@ -7481,25 +7483,46 @@ G3__INLINE void g3__gelu_row(float *y, const float *gate, const float *up, int n
     memcpy(y + i, g, (size_t)(n - i) * sizeof *g);
 }
 
-// Scores [64][32] of keys [from, end) become e^(s - m), the maximum m and the sum are brought up to date, and fade is what the old sums are worth now.
-G3__INLINE void g3__soften_lanes(float *score, int from, int end, float *top, float *sum, float *fade, int lanes)
+G3__INLINE float g3__most_lanes(const g3__lanes *v)
 {
-    for (int q = 0; q < lanes; q += G3__LANES) {
-        const g3__lanes old = G3__LOAD(top + q);
-        g3__lanes most = old, total, f;
-        for (int i = from; i < end; i++) { const g3__lanes s = G3__LOAD(score + i * G3__QUERIES + q); most = G3__PICK(s > most, s, most); }
-        f = old - most;
-        g3__exp_lanes(&f);
-        total = G3__LOAD(sum + q) * f;
-        for (int i = from; i < end; i++) {
-            g3__lanes s = G3__LOAD(score + i * G3__QUERIES + q) - most;
-            g3__exp_lanes(&s);
-            *(g3__lanes *)(score + i * G3__QUERIES + q) = s;
-            total += s;
+    float most = (*v)[0];
+    for (int i = 1; i < G3__LANES; i++) most = (*v)[i] > most ? (*v)[i] : most;
+    return most;
+}
+
+G3__INLINE float g3__total_lanes(const g3__lanes *v)
+{
+    const g3__lanes a = *v;
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+G3__INLINE void g3__exp_all(float *y, int n)             // n: up to a multiple of eight
+{
+    for (int i = 0; i < n; i += G3__LANES) g3__exp_lanes((g3__lanes *)(y + i));
+}
+
+// Scores [n][64] of one block become e^(s - m), the maximum m and the sum are brought up to date, and fade is what the old sums are worth now.
+G3__INLINE void g3__soften_rows(float *score, int n, int keys, float *top, float *sum, float *fade)
+{
+    for (int q = 0; q < n; q++) {
+        const float *s = score + q * G3__KEYS;
+        g3__lanes most = G3__LOAD(s);
+        for (int i = G3__LANES; i < keys; i += G3__LANES) { const g3__lanes v = G3__LOAD(s + i); most = G3__PICK(v > most, v, most); }
+        const float m = g3__most_lanes(&most), old = top[q];
+        top[q] = m > old ? m : old;
+        fade[q] = old - top[q];
+    }
+    g3__exp_all(fade, n);
+    for (int q = 0; q < n; q++) {
+        float *s = score + q * G3__KEYS;
+        g3__lanes total = G3__ZERO;
+        for (int i = 0; i < keys; i += G3__LANES) {
+            g3__lanes e = G3__LOAD(s + i) - top[q];
+            g3__exp_lanes(&e);
+            *(g3__lanes *)(s + i) = e;
+            total += e;
         }
-        *(g3__lanes *)(top + q) = most;
-        *(g3__lanes *)(sum + q) = total;
-        *(g3__lanes *)(fade + q) = f;
+        sum[q] = sum[q] * fade[q] + g3__total_lanes(&total);
     }
 }
 
@@ -7517,22 +7540,34 @@ G3__INLINE void g3__e4m3_lanes(g3__lanes *y, const g3__words *c)
     *y = (g3__lanes)((g3__words)v | (*c & 128) << 24);
 }
 
-G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst)
+// Memory will be wanted soon. A cache is read from end to end, and what lies behind it may be asked for, too.
+G3__INLINE void g3__ask(const char *p, const char *end)
+{
+    for (; p < end; p += 64) G3__PREFETCH(p);
+}
+
+G3__INLINE float g3__kv_number(g3_kv format, const void *codes, size_t at, float scale)
+{
+    if (format == G3_KV_F32) return ((const float *)codes)[at];
+    if (format == G3_KV_BF16) return g3__bf16_to_f32(((const uint16_t *)codes)[at]);
+    return (format == G3_KV_INT8 ? (float)((const int8_t *)codes)[at] : g3__e4m3_to_f32(((const uint8_t *)codes)[at])) * scale;
+}
+
+G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld)
 {
     const int d = kv->head_dim;
-    for (int r = 0; r < n; r++, row++, dst += d) {
+    const size_t size = (size_t)g3__kv_size(kv->format);
+    for (int r = 0; r < n; r++, row++, dst += ld) {
         const size_t at = row * (size_t)d;
         const uint16_t *h = (const uint16_t *)codes + at;
         const uint8_t *b = (const uint8_t *)codes + at;
+        const float s = scales ? scales[row] : 1.0f;
         int i = 0;
+        g3__ask((const char *)codes + at * size + G3__AHEAD, (const char *)codes + (at + (size_t)d) * size + G3__AHEAD);
         if (kv->format == G3_KV_F32) { memcpy(dst, (const float *)codes + at, (size_t)d * sizeof *dst); continue; }
-        if (kv->format == G3_KV_BF16) {
+        if (kv->format == G3_KV_BF16)
             for (; i + G3__LANES <= d; i += G3__LANES) *(g3__words *)(dst + i) = __builtin_convertvector(*(const g3__halves *)(h + i), g3__words) << 16;
-            for (; i < d; i++) dst[i] = g3__bf16_to_f32(h[i]);
-            continue;
-        }
-        const float s = scales[row];
-        for (; i + 16 <= d; i += 16) {                   // compilers widen bytes in two steps, or one by one
+        else for (; i + 16 <= d; i += 16) {              // compilers widen bytes in two steps, or one by one
             int16_t wide[16];
             *(g3__shorts16 *)wide = __builtin_convertvector(*(const g3__chars16 *)(const void *)(b + i), g3__shorts16);
             for (int k = 0; k < 16; k += G3__LANES) {
@@ -7542,7 +7577,76 @@ G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float 
                 *(g3__lanes *)(dst + i + k) = v * s;
             }
         }
-        for (; i < d; i++) dst[i] = (kv->format == G3_KV_INT8 ? (float)(int8_t)b[i] : g3__e4m3_to_f32(b[i])) * s;
+        for (; i < d; i++) dst[i] = g3__kv_number(kv->format, codes, at + (size_t)i, s);
+    }
+}
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define G3__MIX(a, b, ...) (g3__words)__builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define G3__MIX(a, b, ...) (g3__words)__builtin_shuffle(a, b, g3__words { __VA_ARGS__ })
+#endif
+
+// Eight rows of eight words, `stride` bytes apart, become eight columns: pairs of words, then of pairs, then of halves change places.
+G3__INLINE void g3__turn_words(const char *p, size_t stride, g3__words t[8])
+{
+    g3__words a[8], b[8];
+    G3__UNROLL for (int i = 0; i < 8; i += 2) {
+        const g3__words u = *(const g3__words *)(const void *)(p + (size_t)i * stride), v = *(const g3__words *)(const void *)(p + (size_t)(i + 1) * stride);
+        a[i] = G3__MIX(u, v, 0, 8, 1, 9, 4, 12, 5, 13);
+        a[i + 1] = G3__MIX(u, v, 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    G3__UNROLL for (int i = 0; i < 8; i += 4) G3__UNROLL for (int k = 0; k < 2; k++) {
+        b[i + 2 * k] = G3__MIX(a[i + k], a[i + k + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        b[i + 2 * k + 1] = G3__MIX(a[i + k], a[i + k + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    G3__UNROLL for (int k = 0; k < 4; k++) {
+        t[k] = G3__MIX(b[k], b[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        t[k + 4] = G3__MIX(b[k], b[k + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+// One word of eight keys holds one, two or four numbers of each: as many rows of dst, 64 apart.
+G3__INLINE void g3__turn_wide(g3_kv format, const g3__words *w, const g3__lanes *scale, float *dst)
+{
+    if (format == G3_KV_F32) { *(g3__words *)dst = *w; return; }
+    if (format == G3_KV_BF16) {
+        *(g3__words *)dst = *w << 16;
+        *(g3__words *)(dst + G3__KEYS) = *w & 0xffff0000u;
+        return;
+    }
+    G3__UNROLL for (int i = 0; i < 4; i++) {
+        const g3__words c = *w >> (8 * i) & 255;
+        g3__lanes v;
+        if (format == G3_KV_FP8) g3__e4m3_lanes(&v, &c);
+        else v = __builtin_convertvector((g3__ints)(c << 24) >> 24, g3__lanes);
+        *(g3__lanes *)(dst + i * G3__KEYS) = v * *scale;
+    }
+}
+
+// Rows of the cache become columns of dst, eight at a time; what is left over one by one.
+G3__INLINE void g3__turn_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst)
+{
+    const int d = kv->head_dim, per = 4 / g3__kv_size(kv->format), wide = d / (8 * per) * 8 * per;
+    const size_t stride = (size_t)d * (size_t)g3__kv_size(kv->format);
+    for (int i = 0, m; i < n; i += m, row += (size_t)m) {
+        const char *p = (const char *)codes + row * stride, *ahead = p + 2 * G3__LANES * stride;
+        m = n - i >= G3__LANES ? G3__LANES : 1;
+        const int done = m > 1 ? wide : 0;
+        g3__lanes scale = G3__ZERO;
+        if (scales && m > 1) scale = G3__LOAD(scales + row);
+        for (int k = 0; k < done; k += 8 * per, p += 32) {
+            g3__words t[8];
+            g3__turn_words(p, stride, t);
+            g3__ask(ahead, ahead + 8 * 32);
+            ahead += 8 * 32;
+            for (int j = 0; j < 8; j++) g3__turn_wide(kv->format, &t[j], &scale, dst + (size_t)(k + j * per) * G3__KEYS + i);
+        }
+        for (int j = 0; j < m; j++)
+            for (int k = done; k < d; k++) {
+                const size_t r = row + (size_t)j;
+                dst[k * G3__KEYS + i + j] = g3__kv_number(kv->format, codes, r * (size_t)d + (size_t)k, scales ? scales[r] : 1.0f);
+            }
     }
 }
 
@@ -7560,26 +7664,26 @@ G3__INLINE void g3__sum_lanes(float *x, const float *y, int n)
     for (; i < n; i++) x[i] += y[i];
 }
 
-G3__INLINE void g3__fade_lanes(float *out, const float *fade, int n, int lanes)
+G3__INLINE void g3__fade_lanes(float *out, float fade, int n)
 {
-    for (int k = 0; k < n; k++, out += G3__QUERIES)
-        for (int q = 0; q < lanes; q += G3__LANES) *(g3__lanes *)(out + q) *= G3__LOAD(fade + q);
+    for (int k = 0; k < n; k += G3__LANES) *(g3__lanes *)(out + k) *= fade;
 }
 
 // Two softmaxes over different keys become one: each is worth e^(its maximum - the common one).
-G3__INLINE void g3__merge_lanes(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int lanes)
+G3__INLINE void g3__merge_rows(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int d)
 {
-    for (int q = 0; q < lanes; q += G3__LANES) {
-        const g3__lanes a = G3__LOAD(top + q), b = G3__LOAD(part_top + q), most = G3__PICK(b > a, b, a);
-        g3__lanes f = a - most, g = b - most;
-        g3__exp_lanes(&f);
-        g3__exp_lanes(&g);
-        *(g3__lanes *)(top + q) = most;
-        *(g3__lanes *)(sum + q) = G3__LOAD(sum + q) * f + G3__LOAD(part_sum + q) * g;
-        for (int k = 0; k < n; k++) {
-            g3__lanes *o = (g3__lanes *)(out + (size_t)k * G3__QUERIES + q);
-            *o = *o * f + G3__LOAD(part + (size_t)k * G3__QUERIES + q) * g;
-        }
+    float f[G3__QUERIES], g[G3__QUERIES];
+    for (int q = 0; q < (int)g3__round_up((uint64_t)n, G3__LANES); q++) {
+        const float a = q < n ? top[q] : 0, b = q < n ? part_top[q] : 0, most = b > a ? b : a;
+        f[q] = a - most;
+        g[q] = b - most;
+        if (q < n) top[q] = most;
+    }
+    g3__exp_all(f, n);
+    g3__exp_all(g, n);
+    for (int q = 0; q < n; q++, out += d, part += d) {
+        sum[q] = sum[q] * f[q] + part_sum[q] * g[q];
+        for (int k = 0; k < d; k += G3__LANES) *(g3__lanes *)(out + k) = G3__LOAD(out + k) * f[q] + G3__LOAD(part + k) * g[q];
     }
 }
 
@@ -7609,17 +7713,18 @@ G3__INLINE size_t g3__sieve_ahead(int k, int n)
 
 // The functions above, compiled for one instruction set.
 #define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
-target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y) { g3__widen_rows(kv, c, s, row, n, y); }   \
-target static void g3__soften_##isa(float *score, int a, int b, float *top, float *sum, float *fade, int lanes) { g3__soften_lanes(score, a, b, top, sum, fade, lanes); }     \
+target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y, size_t ld) { g3__widen_rows(kv, c, s, row, n, y, ld); }   \
+target static void g3__turn_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, int at, float *y) { g3__turn_rows(kv, c, s, row, n, y + at); }   \
+target static void g3__soften_##isa(float *score, int n, int keys, float *top, float *sum, float *fade) { g3__soften_rows(score, n, keys, top, sum, fade); }     \
 target static void g3__gelu_##isa(float *y, const float *gate, const float *up, int n) { g3__gelu_row(y, gate, up, n); }                    \
-target static void g3__fade_##isa(float *out, const float *fade, int n, int lanes) { g3__fade_lanes(out, fade, n, lanes); }                                   \
-target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n, int lanes) { g3__merge_lanes(o, t, s, p, pt, ps, n, lanes); } \
+target static void g3__fade_##isa(float *out, float fade, int n) { g3__fade_lanes(out, fade, n); }                                          \
+target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n, int d) { g3__merge_rows(o, t, s, p, pt, ps, n, d); } \
 target static void g3__norm_##isa(float *y, const float *x, const float *gain, float scale, int n) { g3__norm_lanes(y, x, gain, scale, n); } \
 target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); } \
 target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *most, float *lost, float *norm) { g3__quantise_lanes(p, n, c, most, lost, norm); }
 
 #define G3__SIMD_TABLE(isa) { #isa, g3__here_##isa, g3__dots_4bit_##isa, g3__dots_bf16_##isa, g3__scales_##isa, g3__panel_4bit_##isa, g3__panel_half_##isa, g3__product_##isa, \
-    g3__widen_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
+    g3__widen_##isa, g3__turn_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
 
 // Of a product: as many rows of x as are left, N at a time.
 #define G3__ROWS(tile, N) for (; t + N <= g->n; t += N, x += N * g->x_row, y += N * g->y_row) tile(g, g->panel + lane, g->scale + lane, x, y)
@@ -8004,12 +8109,12 @@ static void g3__simd_screen(g3__run *r, float *y, const float *x, const g3__norm
 
 // ---- attend
 //
-// Lanes are queries: the 32 of a panel are the heads that share a kv head, for some rows. Keys and values are read as they lie, one number at a
-// time for all lanes: scores [key][32] = K [key][d] times q [d][32], and out [d][32] = V^T times the weights [key][32]. Softmax goes over
-// blocks of 64 positions as in >>cpu; after 256 positions it begins afresh, and what came before is merged, in order. So one query can be
-// given to many threads, part by part, with the same bits.
+// Up to 64 queries that share a kv head meet 64 positions at a time, by two products like those of >>linear. Keys lie transposed, [head_dim][64]:
+// scores [query][64] = queries times keys, the lanes are keys. Then out [query][head_dim] = weights [query][64] times values [64][head_dim],
+// whose lanes are a head's numbers. So one query fills the vectors as well as 64 do. Softmax goes over blocks of 64 positions as in >>cpu; after
+// 256 positions it begins afresh, and what came before is merged, in order: one query can be given to many threads, part by part, with the same bits.
 
-typedef struct g3__looking {           // up to G3__LOOKS panels of queries of one sequence and one kv head
+typedef struct g3__looking {           // queries of one sequence and one kv head: `heads` of each of n rows
     const g3__simd *v;
     const g3__attn *att;
     const g3__kv *kv;
@@ -8017,152 +8122,155 @@ typedef struct g3__looking {           // up to G3__LOOKS panels of queries of o
     const float *q;                    // of the first row and head; rows are q_ld apart, heads head_dim
     float *y;
     size_t q_ld, y_ld;
-    int n, heads, kv_head, per;        // heads: of a row; per: rows of a panel
-    int panels, low, high;             // positions that any query sees
-    float *room;                       // [64][head_dim] keys or values
-    float *query, *part, *whole;       // [panels][head_dim][32]
-    float *score;                      // [panels][64][32]
-    float *top, *sum, *part_top, *part_sum;    // [panels][32]
+    int n, heads, kv_head, queries;    // queries: n * heads, row by row
+    int low, high;                     // positions that any query sees
+    int wide;                          // head_dim in whole vectors
+    float *keys, *values;              // [head_dim][64], [64][wide]
+    float *query, *score;              // [queries][head_dim], [queries][64]
+    float *part, *whole;               // [queries][wide]
+    float *top, *sum, *part_top, *part_sum, *fade;       // [queries]
 } g3__looking;
 
-static void g3__look_at(g3__looking *u, float *work, int head_dim)               // carves g3__work_each
+static void g3__look_at(g3__looking *u, float *work)     // carves g3__work_each
 {
-    const size_t lanes = (size_t)G3__LOOKS * G3__QUERIES, d = (size_t)head_dim;
-    u->room = work;
-    u->query = u->room + G3__KEYS * d;
-    u->part = u->query + lanes * d;
-    u->whole = u->part + lanes * d;
-    u->score = u->whole + lanes * d;
-    u->top = u->score + lanes * G3__KEYS;
-    u->sum = u->top + lanes;
-    u->part_top = u->sum + lanes;
-    u->part_sum = u->part_top + lanes;
+    const size_t d = (size_t)u->att->head_dim, wide = (size_t)u->wide, n = G3__QUERIES;
+    u->keys = work;
+    u->values = u->keys + G3__KEYS * d;
+    u->query = u->values + G3__KEYS * wide;
+    u->score = u->query + n * d;
+    u->part = u->score + n * G3__KEYS;
+    u->whole = u->part + n * wide;
+    u->top = u->whole + n * wide;
+    u->sum = u->top + n;
+    u->part_top = u->sum + n;
+    u->part_sum = u->part_top + n;
+    u->fade = u->part_sum + n;
 }
 
-static void g3__look_begin(g3__looking *u)               // queries into lanes; what lies beyond the last is zero
+static void g3__look_begin(g3__looking *u, int n)
 {
-    const int d = u->att->head_dim;
-    u->panels = (u->n + u->per - 1) / u->per;
+    const size_t head = (size_t)u->heads * (size_t)u->att->head_dim;
+    u->n = n;
+    u->queries = n * u->heads;
     u->low = INT_MAX;
     u->high = 0;
-    memset(u->query, 0, (size_t)u->panels * G3__QUERIES * (size_t)d * sizeof(float));
-    for (int t = 0; t < u->n; t++) {
+    for (int t = 0; t < n; t++) {
         u->low = G3__MIN(u->low, g3__cpu_low(u->att, &u->rows[t]));
         u->high = G3__MAX(u->high, u->rows[t].span);
-        for (int h = 0; h < u->heads; h++) {
-            const float *q = u->q + (size_t)t * u->q_ld + (size_t)h * (size_t)d;
-            float *lane = u->query + (size_t)(t / u->per) * G3__QUERIES * (size_t)d + t % u->per * u->heads + h;
-            for (int k = 0; k < d; k++) lane[(size_t)k * G3__QUERIES] = q[k];
-        }
+        memcpy(u->query + (size_t)t * head, u->q + (size_t)t * u->q_ld, head * sizeof(float));
     }
 }
 
 static void g3__look_empty(const g3__looking *u, float *out, float *top, float *sum)
 {
-    memset(out, 0, (size_t)u->panels * G3__QUERIES * (size_t)u->att->head_dim * sizeof *out);
-    for (int i = 0; i < u->panels * G3__QUERIES; i++) { top[i] = -1e30f; sum[i] = 0; }
+    memset(out, 0, (size_t)u->queries * (size_t)u->wide * sizeof *out);
+    for (int i = 0; i < u->queries; i++) { top[i] = -1e30f; sum[i] = 0; }
 }
 
-// Rows of the cache for positions [first, end) as float32: where they lie, or in room. A ring may end in between.
-static const float *g3__look_rows(const g3__looking *u, bool values, int first, int end)
+// Keys of positions [first, end) as columns from `at` on. A ring may end in between.
+static void g3__look_keys(const g3__looking *u, int first, int end, int at)
 {
     const g3__kv *kv = u->kv;
-    const void *codes = values ? kv->v : kv->k;
-    const float *scales = values ? kv->v_scale : kv->k_scale;
-    const size_t head = (size_t)u->kv_head * (size_t)kv->rows, d = (size_t)kv->head_dim;
-    const int at = first % kv->rows, n = end - first, before = G3__MIN(n, kv->rows - at);
-    if (kv->format == G3_KV_F32 && before == n) return (const float *)codes + (head + (size_t)at) * d;
-    u->v->widen(kv, codes, scales, head + (size_t)at, before, u->room);
-    if (before < n) u->v->widen(kv, codes, scales, head, n - before, u->room + (size_t)before * d);
-    return u->room;
+    const size_t head = (size_t)u->kv_head * (size_t)kv->rows;
+    const int row = first % kv->rows, before = G3__MIN(end - first, kv->rows - row);
+    u->v->turn(kv, kv->k, kv->k_scale, head + (size_t)row, before, at, u->keys);
+    if (before < end - first) u->v->turn(kv, kv->k, kv->k_scale, head, end - first - before, at + before, u->keys);
 }
 
-// Scores that a row may not see become -infinity. from and end count from the block.
-static void g3__look_mask(const g3__looking *u, int panel, int block, int from, int end, float *score)
+// Values of positions [first, end), [wide] each: where they lie, or in room of their own.
+static const float *g3__look_values(const g3__looking *u, int first, int end)
 {
-    for (int t = panel * u->per; t < G3__MIN(u->n, (panel + 1) * u->per); t++) {
-        const int low = g3__cpu_low(u->att, &u->rows[t]) - block, high = u->rows[t].span - block;
-        if (low <= from && high >= end - 1) continue;
-        for (int i = from; i < end; i++)
-            if (i < low || i > high)
-                for (int h = 0; h < u->heads; h++) score[(size_t)i * G3__QUERIES + (size_t)(t % u->per * u->heads + h)] = -HUGE_VALF;
+    const g3__kv *kv = u->kv;
+    const size_t head = (size_t)u->kv_head * (size_t)kv->rows, wide = (size_t)u->wide;
+    const int row = first % kv->rows, n = end - first, before = G3__MIN(n, kv->rows - row);
+    if (kv->format == G3_KV_F32 && before == n && u->wide == kv->head_dim) return (const float *)kv->v + (head + (size_t)row) * wide;
+    u->v->widen(kv, kv->v, kv->v_scale, head + (size_t)row, before, u->values, wide);
+    if (before < n) u->v->widen(kv, kv->v, kv->v_scale, head, n - before, u->values + (size_t)before * wide, wide);
+    return u->values;
+}
+
+// Scores of keys that a row may not see become -infinity. from and end count from the block; keys: the columns in use.
+static void g3__look_mask(const g3__looking *u, int block, int from, int end, int keys)
+{
+    for (int q = 0; q < u->queries; q++) {
+        const g3__row *row = &u->rows[q / u->heads];
+        const int low = G3__MAX(g3__cpu_low(u->att, row) - block, from), high = G3__MIN(row->span - block, end - 1);
+        float *s = u->score + (size_t)q * G3__KEYS;
+        for (int i = 0; i < G3__MIN(low, keys); i++) s[i] = -HUGE_VALF;
+        for (int i = G3__MAX(high + 1, 0); i < keys; i++) s[i] = -HUGE_VALF;
     }
 }
 
-static int g3__look_used(const g3__looking *u)  { return (int)g3__round_up((uint64_t)(G3__MIN(u->n, u->per) * u->heads), G3__LANES); }     // lanes that hold a query
-static int g3__look_lanes(const g3__looking *u) { return g3__look_used(u) > 16 ? 32 : 16; }
-
-// Scores and their softmax for keys [from, end) of a block, for every panel.
-static void g3__look_keys(const g3__looking *u, const float *keys, int block, int from, int end)
+// score [queries][64] = scale * q K^T, 128 numbers of a head at a time, so that their keys stay in the first cache
+static void g3__look_score(const g3__looking *u, int keys)
 {
-    const size_t d = (size_t)u->att->head_dim;
-    float scale[G3__QUERIES], fade[G3__QUERIES];
+    const int d = u->att->head_dim;
+    float scale[G3__KEYS];
     g3__product g = G3__ZERO;
-    for (int i = 0; i < G3__QUERIES; i++) scale[i] = u->att->scale;
-    g.x = keys; g.x_row = d; g.x_col = 1; g.n = end - from; g.k = (int)d;
-    g.panel_ld = g.y_row = G3__QUERIES; g.scale = scale; g.lanes = g3__look_lanes(u);
-    for (int p = 0; p < u->panels; p++) {
-        float *score = u->score + (size_t)p * G3__KEYS * G3__QUERIES, *out = u->part + (size_t)p * G3__QUERIES * d;
-        bool faded = false;
-        memset(score + from * G3__QUERIES, 0, (size_t)(end - from) * G3__QUERIES * sizeof *score);
-        g.panel = u->query + (size_t)p * G3__QUERIES * d;
-        g.y = score + from * G3__QUERIES;
-        u->v->product(&g);
-        g3__look_mask(u, p, block, from, end, score);
-        u->v->soften(score, from, end, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, fade, g3__look_used(u));
-        for (int i = 0; i < g3__look_used(u); i++) faded |= fade[i] != 1.0f;
-        if (faded) u->v->fade(out, fade, (int)d, g3__look_used(u));
-    }
-}
-
-static void g3__look_values(const g3__looking *u, const float *values, int from, int end)
-{
-    const size_t d = (size_t)u->att->head_dim;
-    float one[G3__QUERIES];
-    g3__product g = G3__ZERO;
-    for (int i = 0; i < G3__QUERIES; i++) one[i] = 1.0f;
-    g.x = values; g.x_row = 1; g.x_col = d; g.n = (int)d; g.k = end - from;
-    g.panel_ld = g.y_row = G3__QUERIES; g.scale = one; g.lanes = g3__look_lanes(u);
-    for (int p = 0; p < u->panels; p++) {
-        g.panel = u->score + ((size_t)p * G3__KEYS + (size_t)from) * G3__QUERIES;
-        g.y = u->part + (size_t)p * G3__QUERIES * d;
+    for (int i = 0; i < G3__KEYS; i++) scale[i] = u->att->scale;
+    for (int q = 0; q < u->queries; q++) memset(u->score + (size_t)q * G3__KEYS, 0, (size_t)keys * sizeof(float));
+    g.scale = scale; g.y = u->score; g.panel_ld = g.y_row = G3__KEYS; g.lanes = keys;
+    g.x_row = (size_t)d; g.x_col = 1; g.n = u->queries;
+    for (int k = 0; k < d; k += g.k) {
+        g.k = G3__MIN(d - k, G3__PANEL_COLS);
+        g.panel = u->keys + (size_t)k * G3__KEYS;
+        g.x = u->query + k;
         u->v->product(&g);
     }
 }
 
-// One part: the positions [first, end) of it that anybody sees, into part, part_top and part_sum.
-static void g3__look_part(const g3__looking *u, int part)
+// part [queries][wide] += weights [queries][64] V
+static void g3__look_gather(const g3__looking *u, const float *values, int from, int end)
+{
+    float one[G3__PANEL_ROWS];
+    g3__product g = G3__ZERO;
+    for (int i = 0; i < G3__PANEL_ROWS; i++) one[i] = 1.0f;
+    g.x = u->score + from; g.x_row = G3__KEYS; g.x_col = 1; g.n = u->queries; g.k = end - from;
+    g.panel_ld = g.y_row = (size_t)u->wide; g.scale = one;
+    for (int c = 0; c < u->wide; c += g.lanes) {
+        g.lanes = G3__MIN(u->wide - c, G3__PANEL_ROWS);
+        g.panel = values + c;
+        g.y = u->part + c;
+        u->v->product(&g);
+    }
+}
+
+// One block: the positions [first, end) of it that anybody sees.
+static void g3__look_block(const g3__looking *u, int block, int first, int end)
+{
+    const int from = first - block, stop = end - block, keys = (int)g3__round_up((uint64_t)stop, G3__TILE_ROWS);
+    g3__look_keys(u, first, end, from);
+    g3__look_score(u, keys);
+    g3__look_mask(u, block, from, stop, keys);
+    u->v->soften(u->score, u->queries, keys, u->part_top, u->part_sum, u->fade);
+    for (int q = 0; q < u->queries; q++) if (u->fade[q] != 1.0f) u->v->fade(u->part + (size_t)q * (size_t)u->wide, u->fade[q], u->wide);
+    g3__look_gather(u, g3__look_values(u, first, end), from, stop);
+}
+
+static void g3__look_part(const g3__looking *u, int part)        // of 256 positions, into part, part_top and part_sum
 {
     const int low = G3__MAX(u->low, part), high = G3__MIN(u->high, part + G3__PART - 1);
     g3__look_empty(u, u->part, u->part_top, u->part_sum);
-    for (int block = low / G3__KEYS * G3__KEYS; block <= high; block += G3__KEYS) {
-        const int first = G3__MAX(block, low), end = G3__MIN(block + G3__KEYS - 1, high) + 1;
-        g3__look_keys(u, g3__look_rows(u, false, first, end), block, first - block, end - block);
-        g3__look_values(u, g3__look_rows(u, true, first, end), first - block, end - block);
-    }
+    for (int block = low / G3__KEYS * G3__KEYS; block <= high; block += G3__KEYS)
+        g3__look_block(u, block, G3__MAX(block, low), G3__MIN(block + G3__KEYS - 1, high) + 1);
 }
 
 static void g3__look_merge(const g3__looking *u)         // whole += part
 {
-    const size_t d = (size_t)u->att->head_dim;
-    for (int p = 0; p < u->panels; p++)
-        u->v->merge(u->whole + (size_t)p * G3__QUERIES * d, u->top + p * G3__QUERIES, u->sum + p * G3__QUERIES,
-                    u->part + (size_t)p * G3__QUERIES * d, u->part_top + p * G3__QUERIES, u->part_sum + p * G3__QUERIES, (int)d, g3__look_used(u));
+    u->v->merge(u->whole, u->top, u->sum, u->part, u->part_top, u->part_sum, u->queries, u->wide);
 }
 
-static void g3__look_end(const g3__looking *u)           // y = out / sum, out of the lanes
+static void g3__look_end(const g3__looking *u)           // y = out / sum
 {
     const int d = u->att->head_dim;
-    for (int t = 0; t < u->n; t++)
-        for (int h = 0; h < u->heads; h++) {
-            const size_t lane = (size_t)(t % u->per * u->heads + h), p = (size_t)(t / u->per);
-            const float *out = u->whole + p * G3__QUERIES * (size_t)d + lane, sum = u->sum[p * G3__QUERIES + lane];
-            float *y = u->y + (size_t)t * u->y_ld + (size_t)h * (size_t)d;
-            for (int k = 0; k < d; k++) y[k] = out[(size_t)k * G3__QUERIES] / sum;
-        }
+    for (int q = 0; q < u->queries; q++) {
+        const float *out = u->whole + (size_t)q * (size_t)u->wide;
+        float *y = u->y + (size_t)(q / u->heads) * u->y_ld + (size_t)(q % u->heads) * (size_t)d;
+        for (int k = 0; k < d; k++) y[k] = out[k] / u->sum[q];
+    }
 }
 
-// Rows t .. t + n - 1, heads from `head` on: what they are and where their work is done.
+// Rows from t on, heads from `head` on: what they are and where their work is done.
 static g3__looking g3__simd_look(const g3__job *j, int t, int head, float *work)
 {
     const g3__attn *a = j->att;
@@ -8171,7 +8279,6 @@ static g3__looking g3__simd_look(const g3__job *j, int t, int head, float *work)
     u.v = j->r->simd;
     u.att = a;
     u.heads = j->m;
-    u.per = G3__QUERIES / j->m;
     u.kv_head = head / (a->heads / a->kv_heads);
     u.rows = j->rows + t;
     u.kv = &j->kv[u.rows->seq];
@@ -8179,22 +8286,22 @@ static g3__looking g3__simd_look(const g3__job *j, int t, int head, float *work)
     u.y_ld = (size_t)a->heads * d;
     u.q = j->x + (size_t)t * u.q_ld + (size_t)head * d;
     u.y = j->y + (size_t)t * u.y_ld + (size_t)head * d;
-    g3__look_at(&u, work, a->head_dim);
+    u.wide = (int)g3__lanes_of(d);
+    g3__look_at(&u, work);
     return u;
 }
 
 // Units: (row group, head group). Later rows see more, so the last rows come first. `piece` is the body's own slice of work.
 static void g3__simd_attend_units(const g3__job *j, int first, int end, int piece)
 {
-    const int columns = j->att->heads / j->m, group = G3__LOOKS * (G3__QUERIES / j->m), groups = (j->n + group - 1) / group;
+    const int columns = j->att->heads / j->m, group = G3__QUERIES / j->m, groups = (j->n + group - 1) / group;
     float *work = j->r->a.work + (size_t)piece * g3__work_each(&j->r->shape);
     for (int unit = first; unit < end; unit++) {
         const int t0 = (groups - 1 - unit / columns) * group, stop = G3__MIN(t0 + group, j->n);
         for (int t = t0, n; t < stop; t += n) {
             g3__looking u = g3__simd_look(j, t, unit % columns * j->m, work);
             for (n = 1; t + n < stop && j->rows[t + n].seq == j->rows[t].seq;) n++;
-            u.n = n;
-            g3__look_begin(&u);
+            g3__look_begin(&u, n);
             g3__look_empty(&u, u.whole, u.top, u.sum);
             for (int part = u.low / G3__PART * G3__PART; part <= u.high; part += G3__PART) { g3__look_part(&u, part); g3__look_merge(&u); }
             g3__look_end(&u);
@@ -8210,12 +8317,11 @@ static void g3__simd_attend_parts(const g3__job *j, int first, int end, int piec
     for (int unit = first; unit < end; unit++) {
         const int head = unit % columns * j->m;
         g3__looking u = g3__simd_look(j, 0, head, work);
-        u.n = 1;
-        g3__look_begin(&u);
+        g3__look_begin(&u, 1);
         g3__look_part(&u, (from + unit / columns) * G3__PART);
         for (int h = 0; h < j->m; h++) {
             float *o = j->r->a.parts + ((size_t)(unit / columns) * (size_t)j->att->heads + (size_t)(head + h)) * (size_t)(d + 2);
-            for (int k = 0; k < d; k++) o[k] = u.part[(size_t)k * G3__QUERIES + (size_t)h];
+            memcpy(o, u.part + (size_t)h * (size_t)u.wide, (size_t)d * sizeof *o);
             o[d] = u.part_top[h];
             o[d + 1] = u.part_sum[h];
         }
@@ -8227,14 +8333,13 @@ static void g3__simd_attend_merge(const g3__job *j, int parts)
     const int d = j->att->head_dim;
     for (int head = 0; head < j->att->heads; head += j->m) {
         g3__looking u = g3__simd_look(j, 0, head, j->r->a.work);
-        u.n = 1;
-        u.panels = 1;
+        g3__look_begin(&u, 1);
         g3__look_empty(&u, u.whole, u.top, u.sum);
         g3__look_empty(&u, u.part, u.part_top, u.part_sum);
         for (int p = 0; p < parts; p++) {
             for (int h = 0; h < j->m; h++) {
                 const float *o = j->r->a.parts + ((size_t)p * (size_t)j->att->heads + (size_t)(head + h)) * (size_t)(d + 2);
-                for (int k = 0; k < d; k++) u.part[(size_t)k * G3__QUERIES + (size_t)h] = o[k];
+                memcpy(u.part + (size_t)h * (size_t)u.wide, o, (size_t)d * sizeof *o);
                 u.part_top[h] = o[d];
                 u.part_sum[h] = o[d + 1];
             }
@@ -8244,7 +8349,7 @@ static void g3__simd_attend_merge(const g3__job *j, int parts)
     }
 }
 
-static int g3__simd_heads(const g3__attn *a)             // heads of one panel: all that share a kv head, or a divisor of them
+static int g3__simd_heads(const g3__attn *a)             // heads that are looked at together: all that share a kv head, or a divisor of them
 {
     int heads = a->heads / a->kv_heads;
     while (heads > G3__QUERIES || (a->heads / a->kv_heads) % heads) heads--;
@@ -8254,7 +8359,7 @@ static int g3__simd_heads(const g3__attn *a)             // heads of one panel: 
 static void g3__simd_attend(g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)
 {
     if (g3__cpu_failed(r)) return;
-    const int heads = g3__simd_heads(a), columns = a->heads / heads, group = G3__LOOKS * (G3__QUERIES / heads);
+    const int heads = g3__simd_heads(a), columns = a->heads / heads, group = G3__QUERIES / heads;
     g3__job j = g3__cpu_job(r, y, qkv, n, heads);
     double keys = 0;
     for (int t = 0; t < n; t++) keys += rows[t].span - g3__cpu_low(a, &rows[t]) + 1;
