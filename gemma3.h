@@ -7394,10 +7394,10 @@ typedef struct g3__dots {              // four tiles times one row of x
     g3__scales scales[4];
 } g3__dots;
 
-typedef struct g3__product {           // y(t)[lanes] += scale[lanes] * sum over k of panel(k)[lanes] * x(t, k)
-    const float *panel, *x, *scale;
+typedef struct g3__product {           // y(t)[lanes] = from(t)[lanes] + scale[lanes] * sum over k of panel(k)[lanes] * x(t, k)
+    const float *panel, *x, *scale, *from;
     float *y;
-    size_t panel_ld, x_row, x_col, y_row;      // x(t, k) = x[t x_row + k x_col]
+    size_t panel_ld, x_row, x_col, y_row, from_row;      // x(t, k) = x[t x_row + k x_col]; from: y itself, or what it begins with, from_row 0: the same for all
     int n, k, lanes;                   // lanes: a multiple of 16, up to 64
 } g3__product;
 
@@ -7727,7 +7727,7 @@ target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *m
     g3__widen_##isa, g3__turn_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
 
 // Of a product: as many rows of x as are left, N at a time.
-#define G3__ROWS(tile, N) for (; t + N <= g->n; t += N, x += N * g->x_row, y += N * g->y_row) tile(g, g->panel + lane, g->scale + lane, x, y)
+#define G3__ROWS(tile, N) for (; t + N <= g->n; t += N, x += N * g->x_row, from += N * g->from_row, y += N * g->y_row) tile(g, g->panel + lane, g->scale + lane, x, from, y)
 
 // ---- work: bodies claim a few units at a time, so that a slow core does less; a body keeps its slice of scratch
 
@@ -7823,9 +7823,9 @@ static void g3__simd_panel(const g3__simd *v, const g3__bits *w, int row, int ro
     }
 }
 
-// y[t][rows] += W x[t] for all rows t of x. All rows of W go through the same columns before the next columns come, since those of x
+// y[t][rows] = bias + W x[t] for all rows t of x. All rows of W go through the same columns before the next columns come, since those of x
 // fill a good part of the second cache and would else be fetched from further away for every panel.
-static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, float *y)
+static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, const float *bias, float *y)
 {
     float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
     const bool coded = g3__is_4bit(w->format);
@@ -7846,6 +7846,8 @@ static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int ro
                     g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
                     g.x = j->x + (size_t)t * (size_t)cols + k + b;
                     g.y = y + (size_t)t * (size_t)j->m + r;
+                    g.from = k + b ? g.y : bias + r;
+                    g.from_row = k + b ? g.y_row : 0;
                     j->r->simd->product(&g);
                 }
         }
@@ -7860,8 +7862,7 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     const int cols = j->W->cols;
     float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    for (int t = 0; t < j->n && !few; t++) memcpy(j->y + (size_t)t * (size_t)j->m + row0, bias, (size_t)rows * sizeof *bias);
-    if (!few) { g3__simd_panels(j, &seg->bits, row, rows, j->y + row0); return; }
+    if (!few) { g3__simd_panels(j, &seg->bits, row, rows, bias, j->y + row0); return; }
     for (int i = 0; i < rows; i += G3__UNIT_ROWS)
         for (int t = 0; t < j->n; t++) {
             const int n = G3__MIN(rows - i, G3__UNIT_ROWS), last = n - G3__TILE_ROWS;            // fewer than four tiles: the last one again
@@ -7893,16 +7894,15 @@ static void g3__simd_linear_units(const g3__job *j, int first, int end, int piec
 // y[t][c..c + n) += x[t][k..k + len) times the panel; the product writes whole lanes, so four rows at a time go through room of their own.
 static void g3__simd_strip(const g3__job *j, const float *panel, int k, int len, int c, int n)
 {
-    float y[4 * G3__PANEL_ROWS], one[G3__PANEL_ROWS];
+    float y[4 * G3__PANEL_ROWS], one[G3__PANEL_ROWS], zero[G3__PANEL_ROWS] = { 0 };
     g3__product g = G3__ZERO;
     for (int i = 0; i < G3__PANEL_ROWS; i++) one[i] = 1.0f;
-    g.panel = panel; g.scale = one; g.y = y;
+    g.panel = panel; g.scale = one; g.y = y; g.from = zero;
     g.panel_ld = g.y_row = G3__PANEL_ROWS; g.lanes = G3__PANEL_ROWS; g.k = len;
     g.x_row = (size_t)j->W->cols; g.x_col = 1;
     for (int t = 0; t < j->n; t += g.n) {
         g.n = G3__MIN(j->n - t, 4);
         g.x = j->x + (size_t)t * g.x_row + k;
-        memset(y, 0, sizeof y);
         j->r->simd->product(&g);
         for (int i = 0; i < g.n; i++) j->r->simd->sum(j->y + (size_t)(t + i) * (size_t)j->m + c, y + i * G3__PANEL_ROWS, n);
     }
@@ -8205,17 +8205,17 @@ static void g3__look_mask(const g3__looking *u, int block, int from, int end, in
 static void g3__look_score(const g3__looking *u, int keys)
 {
     const int d = u->att->head_dim;
-    float scale[G3__KEYS];
+    float scale[G3__KEYS], zero[G3__KEYS] = { 0 };
     g3__product g = G3__ZERO;
     for (int i = 0; i < G3__KEYS; i++) scale[i] = u->att->scale;
-    for (int q = 0; q < u->queries; q++) memset(u->score + (size_t)q * G3__KEYS, 0, (size_t)keys * sizeof(float));
-    g.scale = scale; g.y = u->score; g.panel_ld = g.y_row = G3__KEYS; g.lanes = keys;
+    g.scale = scale; g.from = zero; g.y = u->score; g.panel_ld = g.y_row = G3__KEYS; g.lanes = keys;
     g.x_row = (size_t)d; g.x_col = 1; g.n = u->queries;
     for (int k = 0; k < d; k += g.k) {
         g.k = G3__MIN(d - k, G3__PANEL_COLS);
         g.panel = u->keys + (size_t)k * G3__KEYS;
         g.x = u->query + k;
         u->v->product(&g);
+        g.from = g.y; g.from_row = g.y_row;
     }
 }
 
@@ -8226,11 +8226,12 @@ static void g3__look_gather(const g3__looking *u, const float *values, int from,
     g3__product g = G3__ZERO;
     for (int i = 0; i < G3__PANEL_ROWS; i++) one[i] = 1.0f;
     g.x = u->score + from; g.x_row = G3__KEYS; g.x_col = 1; g.n = u->queries; g.k = end - from;
-    g.panel_ld = g.y_row = (size_t)u->wide; g.scale = one;
+    g.panel_ld = g.y_row = g.from_row = (size_t)u->wide; g.scale = one;
     for (int c = 0; c < u->wide; c += g.lanes) {
         g.lanes = G3__MIN(u->wide - c, G3__PANEL_ROWS);
         g.panel = values + c;
         g.y = u->part + c;
+        g.from = g.y;
         u->v->product(&g);
     }
 }
@@ -8509,13 +8510,13 @@ G3__AVX512 static void g3__panel_half_avx512(const char *p, bool bf16, int n, fl
     }
 }
 
-// y[t][16 V] += scale * sum over k of panel[k][16 V] * x(t, k) for N rows of x: V N sums in registers. Six rows times 64 lanes
+// y[t][16 V] = from + scale * sum over k of panel[k][16 V] * x(t, k) for N rows of x: V N sums in registers. Six rows times 64 lanes
 // take ten loads for 24 multiply-adds, twelve rows times 32 lanes fourteen.
 #define G3__TILE_AVX512(N, V)                                                                                               \
-G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const float *w, const float *scale, const float *x, float *y)     \
+G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const float *w, const float *scale, const float *x, const float *from, float *y) \
 {                                                                                                                           \
     __m512 sum[V][N], s[V];                                                                                                 \
-    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col, y_row = g->y_row;                                        \
+    const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col, y_row = g->y_row, from_row = g->from_row;                \
     G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < V; v++) sum[v][t] = _mm512_setzero_ps();          \
     for (int k = 0; k < g->k; k++, w += ld, x += col) {                                                                     \
         __m512 p[V];                                                                                                        \
@@ -8526,8 +8527,8 @@ G3__AVX512 static void g3__tile##N##x##V##_avx512(const g3__product *g, const fl
         }                                                                                                                   \
     }                                                                                                                       \
     G3__UNROLL for (int v = 0; v < V; v++) s[v] = _mm512_loadu_ps(scale + 16 * v);                                          \
-    G3__UNROLL for (int t = 0; t < N; t++, y += y_row) G3__UNROLL for (int v = 0; v < V; v++)                               \
-        _mm512_storeu_ps(y + 16 * v, _mm512_fmadd_ps(sum[v][t], s[v], _mm512_loadu_ps(y + 16 * v)));                        \
+    G3__UNROLL for (int t = 0; t < N; t++, y += y_row, from += from_row) G3__UNROLL for (int v = 0; v < V; v++)             \
+        _mm512_storeu_ps(y + 16 * v, _mm512_fmadd_ps(sum[v][t], s[v], _mm512_loadu_ps(from + 16 * v)));                     \
 }
 G3__TILE_AVX512(6, 4)
 G3__TILE_AVX512(4, 4)
@@ -8543,7 +8544,7 @@ G3__TILE_AVX512(1, 1)
 G3__AVX512 static void g3__product_avx512(const g3__product *g)
 {
     for (int lane = 0, n; lane < g->lanes; lane += n) {
-        const float *x = g->x;
+        const float *x = g->x, *from = g->from + lane;
         float *y = g->y + lane;
         int t = 0;
         n = g->lanes - lane < 32 ? 16 : g->lanes - lane < 64 ? 32 : 64;
@@ -8703,25 +8704,25 @@ G3__AVX2 static void g3__panel_half_avx2(const char *p, bool bf16, int n, float 
         }
 }
 
-// y[t][16] += scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 2 N sums in registers.
+// y[t][16] = from + scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 2 N sums in registers.
 #define G3__TILE_AVX2(N)                                                                                                    \
-G3__AVX2 static void g3__tile##N##_avx2(const g3__product *g, const float *w, const float *scale, const float *x, float *y) \
+G3__AVX2 static void g3__tile##N##_avx2(const g3__product *g, const float *w, const float *scale, const float *x, const float *from, float *y) \
 {                                                                                                                           \
     __m256 a[N], b[N];                                                                                                      \
     const size_t ld = g->panel_ld, row = g->x_row, col = g->x_col;                                                          \
     G3__UNROLL for (int t = 0; t < N; t++) a[t] = b[t] = _mm256_setzero_ps();                                               \
     for (int k = 0; k < g->k; k++, w += ld, x += col) {                                                                     \
-        const __m256 u = _mm256_loadu_ps(w), v = _mm256_loadu_ps(w + 8);                                                    \
+        const __m256 p = _mm256_loadu_ps(w), q = _mm256_loadu_ps(w + 8);                                                    \
         G3__UNROLL for (int t = 0; t < N; t++) {                                                                            \
             const __m256 s = _mm256_set1_ps(x[(size_t)t * row]);                                                            \
-            a[t] = _mm256_fmadd_ps(u, s, a[t]);                                                                             \
-            b[t] = _mm256_fmadd_ps(v, s, b[t]);                                                                             \
+            a[t] = _mm256_fmadd_ps(p, s, a[t]);                                                                             \
+            b[t] = _mm256_fmadd_ps(q, s, b[t]);                                                                             \
         }                                                                                                                   \
     }                                                                                                                       \
-    G3__UNROLL for (int t = 0; t < N; t++) {                                                                                \
-        float *o = y + (size_t)t * g->y_row;                                                                                \
-        _mm256_storeu_ps(o, _mm256_fmadd_ps(a[t], _mm256_loadu_ps(scale), _mm256_loadu_ps(o)));                             \
-        _mm256_storeu_ps(o + 8, _mm256_fmadd_ps(b[t], _mm256_loadu_ps(scale + 8), _mm256_loadu_ps(o + 8)));                 \
+    const __m256 u = _mm256_loadu_ps(scale), v = _mm256_loadu_ps(scale + 8);                                                \
+    G3__UNROLL for (int t = 0; t < N; t++, from += g->from_row, y += g->y_row) {                                            \
+        _mm256_storeu_ps(y, _mm256_fmadd_ps(a[t], u, _mm256_loadu_ps(from)));                                               \
+        _mm256_storeu_ps(y + 8, _mm256_fmadd_ps(b[t], v, _mm256_loadu_ps(from + 8)));                                       \
     }                                                                                                                       \
 }
 G3__TILE_AVX2(6)
@@ -8731,7 +8732,7 @@ G3__TILE_AVX2(1)
 G3__AVX2 static void g3__product_avx2(const g3__product *g)
 {
     for (int lane = 0; lane < g->lanes; lane += 16) {
-        const float *x = g->x;
+        const float *x = g->x, *from = g->from + lane;
         float *y = g->y + lane;
         int t = 0;
         G3__ROWS(g3__tile6_avx2, 6);
@@ -8879,9 +8880,9 @@ static void g3__panel_half_neon(const char *p, bool bf16, int n, float *panel)
         }
 }
 
-// y[t][16] += scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 4 N sums in registers.
+// y[t][16] = from + scale * sum over k of panel[k][16] * x(t, k) for N rows of x: 4 N sums in registers.
 #define G3__TILE_NEON(N)                                                                                                    \
-static void g3__tile##N##_neon(const g3__product *g, const float *w, const float *scale, const float *x, float *y)          \
+static void g3__tile##N##_neon(const g3__product *g, const float *w, const float *scale, const float *x, const float *from, float *y) \
 {                                                                                                                           \
     float32x4_t sum[N][4];                                                                                                  \
     G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < 4; v++) sum[t][v] = vdupq_n_f32(0);               \
@@ -8891,10 +8892,8 @@ static void g3__tile##N##_neon(const g3__product *g, const float *w, const float
         G3__UNROLL for (int t = 0; t < N; t++)                                                                              \
             G3__UNROLL for (int v = 0; v < 4; v++) sum[t][v] = vfmaq_n_f32(sum[t][v], p[v], x[(size_t)t * g->x_row]);       \
     }                                                                                                                       \
-    G3__UNROLL for (int t = 0; t < N; t++) G3__UNROLL for (int v = 0; v < 4; v++) {                                         \
-        float *o = y + (size_t)t * g->y_row + 4 * v;                                                                        \
-        vst1q_f32(o, vfmaq_f32(vld1q_f32(o), sum[t][v], vld1q_f32(scale + 4 * v)));                                         \
-    }                                                                                                                       \
+    G3__UNROLL for (int t = 0; t < N; t++, from += g->from_row, y += g->y_row)                                              \
+        G3__UNROLL for (int v = 0; v < 4; v++) vst1q_f32(y + 4 * v, vfmaq_f32(vld1q_f32(from + 4 * v), sum[t][v], vld1q_f32(scale + 4 * v))); \
 }
 G3__TILE_NEON(6)
 G3__TILE_NEON(2)
@@ -8903,7 +8902,7 @@ G3__TILE_NEON(1)
 static void g3__product_neon(const g3__product *g)
 {
     for (int lane = 0; lane < g->lanes; lane += 16) {
-        const float *x = g->x;
+        const float *x = g->x, *from = g->from + lane;
         float *y = g->y + lane;
         int t = 0;
         G3__ROWS(g3__tile6_neon, 6);
