@@ -7373,6 +7373,7 @@ static const g3__ops g3__cpu_ops = {
 enum {
     G3__PANEL_ROWS = 64,               // rows of W that are decoded together: four tiles,
     G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 32 KB of float32 stay in the first cache
+    G3__X_ROWS     = 512,              // rows of x that meet the same panels
     G3__UNIT_ROWS  = 64,               // rows of W that a thread claims at least,
     G3__MOST_UNITS = 4,                // and that many times as many at most for one product
     G3__AHEAD      = 2048,             // bytes ahead of its use that the memory is asked for a line
@@ -7412,7 +7413,7 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*product)(const g3__product *g);
     void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld);  // n rows of the cache as float32, ld apart
     void (*turn)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, int at, float *dst);      // and as columns at, at + 1, … of dst [head_dim][64]
-    void (*soften)(float *score, int n, int keys, float *top, float *sum, float *fade);      // score [n][64], of which `keys`, a multiple of 8; room for fades in eights
+    void (*soften)(float *score, int n, int keys, float *top, float *sum, float *fade);      // score [n][64], of which `keys`, a multiple of 16; room for fades in sixteens
     void (*gelu)(float *y, const float *gate, const float *up, int n);                       // y = gelu(gate) * up; up NULL: without
     void (*fade)(float *out, float fade, int n);                                             // out *= fade
     void (*merge)(float *out, float *top, float *sum, const float *part, const float *part_top, const float *part_sum, int n, int d);         // [n][d]
@@ -7715,13 +7716,15 @@ G3__INLINE size_t g3__sieve_ahead(int k, int n)
 #define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
 target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y, size_t ld) { g3__widen_rows(kv, c, s, row, n, y, ld); }   \
 target static void g3__turn_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, int at, float *y) { g3__turn_rows(kv, c, s, row, n, y + at); }   \
-target static void g3__soften_##isa(float *score, int n, int keys, float *top, float *sum, float *fade) { g3__soften_rows(score, n, keys, top, sum, fade); }     \
 target static void g3__gelu_##isa(float *y, const float *gate, const float *up, int n) { g3__gelu_row(y, gate, up, n); }                    \
 target static void g3__fade_##isa(float *out, float fade, int n) { g3__fade_lanes(out, fade, n); }                                          \
 target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n, int d) { g3__merge_rows(o, t, s, p, pt, ps, n, d); } \
 target static void g3__norm_##isa(float *y, const float *x, const float *gain, float scale, int n) { g3__norm_lanes(y, x, gain, scale, n); } \
 target static void g3__sum_##isa(float *x, const float *y, int n) { g3__sum_lanes(x, y, n); } \
 target static void g3__quantise_##isa(const float *p, int n, int8_t *c, float *most, float *lost, float *norm) { g3__quantise_lanes(p, n, c, most, lost, norm); }
+
+#define G3__SOFTEN(isa, target) \
+target static void g3__soften_##isa(float *score, int n, int keys, float *top, float *sum, float *fade) { g3__soften_rows(score, n, keys, top, sum, fade); }
 
 #define G3__SIMD_TABLE(isa) { #isa, g3__here_##isa, g3__dots_4bit_##isa, g3__dots_bf16_##isa, g3__scales_##isa, g3__panel_4bit_##isa, g3__panel_half_##isa, g3__product_##isa, \
     g3__widen_##isa, g3__turn_##isa, g3__soften_##isa, g3__gelu_##isa, g3__fade_##isa, g3__merge_##isa, g3__norm_##isa, g3__quantise_##isa, g3__sieve_##isa, g3__sum_##isa }
@@ -7823,9 +7826,9 @@ static void g3__simd_panel(const g3__simd *v, const g3__bits *w, int row, int ro
     }
 }
 
-// y[t][rows] = bias + W x[t] for all rows t of x. All rows of W go through the same columns before the next columns come, since those of x
-// fill a good part of the second cache and would else be fetched from further away for every panel.
-static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, const float *bias, float *y)
+// y[t][rows] = bias + W x[t] for `many` rows t of x. All rows of W go through the same columns before the next columns come, since those of x
+// fill a good part of the second cache and would else be fetched from further away for every panel; so 512 rows of x at a time.
+static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, const float *bias, const float *x, float *y, int many)
 {
     float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
     const bool coded = g3__is_4bit(w->format);
@@ -7838,13 +7841,13 @@ static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int ro
             const int n = G3__MIN(cols - k, G3__PANEL_COLS);
             g.lanes = G3__MIN(rows - r, G3__PANEL_ROWS);
             g3__simd_panel(j->r->simd, w, row + r, g.lanes, cols, k, n, panel, scale);
-            for (int t = 0; t < j->n; t += g.n)
+            for (int t = 0; t < many; t += g.n)
                 for (int b = 0; b < n; b += block) {
-                    g.n = G3__MIN(j->n - t, 12);
+                    g.n = G3__MIN(many - t, 12);
                     g.k = G3__MIN(n - b, block);
                     g.panel = panel + (size_t)b * G3__PANEL_ROWS;
                     g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
-                    g.x = j->x + (size_t)t * (size_t)cols + k + b;
+                    g.x = x + (size_t)t * (size_t)cols + k + b;
                     g.y = y + (size_t)t * (size_t)j->m + r;
                     g.from = k + b ? g.y : bias + r;
                     g.from_row = k + b ? g.y_row : 0;
@@ -7862,7 +7865,9 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     const int cols = j->W->cols;
     float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    if (!few) { g3__simd_panels(j, &seg->bits, row, rows, bias, j->y + row0); return; }
+    for (int t = 0; t < j->n && !few; t += G3__X_ROWS)
+        g3__simd_panels(j, &seg->bits, row, rows, bias, j->x + (size_t)t * (size_t)cols, j->y + (size_t)t * (size_t)j->m + row0, G3__MIN(j->n - t, G3__X_ROWS));
+    if (!few) return;
     for (int i = 0; i < rows; i += G3__UNIT_ROWS)
         for (int t = 0; t < j->n; t++) {
             const int n = G3__MIN(rows - i, G3__UNIT_ROWS), last = n - G3__TILE_ROWS;            // fewer than four tiles: the last one again
@@ -8123,7 +8128,8 @@ typedef struct g3__looking {           // queries of one sequence and one kv hea
     float *y;
     size_t q_ld, y_ld;
     int n, heads, kv_head, queries;    // queries: n * heads, row by row
-    int low, high;                     // positions that any query sees
+    int low, high;                     // positions that any query sees,
+    int all_low, all_high;             // that every query sees
     int wide;                          // head_dim in whole vectors
     float *keys, *values;              // [head_dim][64], [64][wide]
     float *query, *score;              // [queries][head_dim], [queries][64]
@@ -8152,11 +8158,14 @@ static void g3__look_begin(g3__looking *u, int n)
     const size_t head = (size_t)u->heads * (size_t)u->att->head_dim;
     u->n = n;
     u->queries = n * u->heads;
-    u->low = INT_MAX;
-    u->high = 0;
+    u->low = u->all_high = INT_MAX;
+    u->high = u->all_low = 0;
     for (int t = 0; t < n; t++) {
-        u->low = G3__MIN(u->low, g3__cpu_low(u->att, &u->rows[t]));
-        u->high = G3__MAX(u->high, u->rows[t].span);
+        const int low = g3__cpu_low(u->att, &u->rows[t]), high = u->rows[t].span;
+        u->low = G3__MIN(u->low, low);
+        u->all_low = G3__MAX(u->all_low, low);
+        u->high = G3__MAX(u->high, high);
+        u->all_high = G3__MIN(u->all_high, high);
         memcpy(u->query + (size_t)t * head, u->q + (size_t)t * u->q_ld, head * sizeof(float));
     }
 }
@@ -8192,6 +8201,7 @@ static const float *g3__look_values(const g3__looking *u, int first, int end)
 // Scores of keys that a row may not see become -infinity. from and end count from the block; keys: the columns in use.
 static void g3__look_mask(const g3__looking *u, int block, int from, int end, int keys)
 {
+    if (!from && end == keys && block >= u->all_low && block + end <= u->all_high + 1) return;
     for (int q = 0; q < u->queries; q++) {
         const g3__row *row = &u->rows[q / u->heads];
         const int low = G3__MAX(g3__cpu_low(u->att, row) - block, from), high = G3__MIN(row->span - block, end - 1);
@@ -8572,6 +8582,45 @@ G3__AVX512 static void g3__sieve_avx512(const int8_t *const code[4], int n, cons
 
 G3__LANE_FUNCTIONS(avx512, G3__AVX512)
 
+// e^x = 2^n e^r with |r| <= ln 2 / 2; e^r by its series; 0 below -87, where float32 ends; NaN stays.
+G3__AVX512 static inline __m512 g3__exp_avx512(__m512 x)
+{
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x)), one = _mm512_set1_ps(1.0f);
+    __m512 p = _mm512_fmadd_ps(r, _mm512_set1_ps(1.0f / 5040), _mm512_set1_ps(1.0f / 720));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, r, one), r, one);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ), p, n);
+}
+
+// As g3__soften_rows, by sixteen keys.
+G3__AVX512 static void g3__soften_avx512(float *score, int n, int keys, float *top, float *sum, float *fade)
+{
+    for (int q = 0; q < n; q++) {
+        const float *s = score + q * G3__KEYS;
+        __m512 most = _mm512_loadu_ps(s);
+        for (int i = 16; i < keys; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(s + i));
+        const float m = _mm512_reduce_max_ps(most), old = top[q];
+        top[q] = m > old ? m : old;
+        fade[q] = old - top[q];
+    }
+    for (int q = 0; q < n; q += 16) _mm512_storeu_ps(fade + q, g3__exp_avx512(_mm512_loadu_ps(fade + q)));
+    for (int q = 0; q < n; q++) {
+        float *s = score + q * G3__KEYS;
+        const __m512 most = _mm512_set1_ps(top[q]);
+        __m512 total = _mm512_setzero_ps();
+        for (int i = 0; i < keys; i += 16) {
+            const __m512 e = g3__exp_avx512(_mm512_sub_ps(_mm512_loadu_ps(s + i), most));
+            _mm512_storeu_ps(s + i, e);
+            total = _mm512_add_ps(total, e);
+        }
+        sum[q] = sum[q] * fade[q] + _mm512_reduce_add_ps(total);
+    }
+}
+
 static bool g3__here_avx512(void)
 {
     __builtin_cpu_init();
@@ -8758,6 +8807,7 @@ G3__AVX2 static void g3__sieve_avx2(const int8_t *const code[4], int n, const fl
 }
 
 G3__LANE_FUNCTIONS(avx2, G3__AVX2)
+G3__SOFTEN(avx2, G3__AVX2)
 
 static bool g3__here_avx2(void)
 {
@@ -8929,6 +8979,7 @@ static void g3__sieve_neon(const int8_t *const code[4], int n, const float *x, f
 }
 
 G3__LANE_FUNCTIONS(neon, )
+G3__SOFTEN(neon, )
 
 static bool g3__here_neon(void) { return true; }
 #endif

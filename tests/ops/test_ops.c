@@ -860,7 +860,7 @@ static int exponentials(void)                     // of every size, against the 
 {
     double worst = 0;
     for (int i = 0; i < 400000; i += 8) {
-        float x[64], score[64], top = 0, sum = 1, fade[8];
+        float x[64], score[64], top = 0, sum = 1, fade[16];
         const float v = -87.0f + 87.0f * (float)i / 400000;
         for (int k = 0; k < 64; k++) { x[k] = fminf(v + (float)k * 2e-5f, 0); score[k] = x[k]; }
         rig_simd->soften(score, 1, 64, &top, &sum, fade);
@@ -874,7 +874,7 @@ static int exponentials(void)                     // of every size, against the 
 
 static int what_is_masked_or_not_finite(void)     // -infinity weighs nothing, NaN is not lost
 {
-    float score[3 * 64], top[3] = { -1e30f, -1e30f, -1e30f }, sum[3] = { 0 }, fade[8];
+    float score[3 * 64], top[3] = { -1e30f, -1e30f, -1e30f }, sum[3] = { 0 }, fade[16];
     for (int i = 0; i < 3 * 64; i++) score[i] = i / 64 == 1 ? -HUGE_VALF : i == 2 * 64 + 5 ? NAN : -1000.0f;
     rig_simd->soften(score, 3, 64, top, sum, fade);
     CHECK(sum[0] == 64 && top[0] == -1000 && fade[0] == 0 && score[0] == 1);
