@@ -4035,7 +4035,7 @@ typedef struct g3__screen {
 enum {
     G3__KEYS       = 64,               // attention works on 64 keys at a time
     G3__QUERY_ROWS = 8,                // times the queries of 8 rows, in plain C
-    G3__QUERIES    = 64,               // by vector units: times 64 queries,
+    G3__QUERIES    = 128,              // by vector units: times 128 queries,
     G3__PART       = 256               // and a softmax begins afresh every 256 positions, to be merged
 };
 
@@ -7865,8 +7865,9 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     const int cols = j->W->cols;
     float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    for (int t = 0; t < j->n && !few; t += G3__X_ROWS)
-        g3__simd_panels(j, &seg->bits, row, rows, bias, j->x + (size_t)t * (size_t)cols, j->y + (size_t)t * (size_t)j->m + row0, G3__MIN(j->n - t, G3__X_ROWS));
+    const int parts = (j->n + G3__X_ROWS - 1) / G3__X_ROWS, many = (int)g3__round_up((uint64_t)((j->n + parts - 1) / parts), 12);
+    for (int t = 0; t < j->n && !few; t += many)
+        g3__simd_panels(j, &seg->bits, row, rows, bias, j->x + (size_t)t * (size_t)cols, j->y + (size_t)t * (size_t)j->m + row0, G3__MIN(j->n - t, many));
     if (!few) return;
     for (int i = 0; i < rows; i += G3__UNIT_ROWS)
         for (int t = 0; t < j->n; t++) {
@@ -8114,9 +8115,9 @@ static void g3__simd_screen(g3__run *r, float *y, const float *x, const g3__norm
 
 // ---- attend
 //
-// Up to 64 queries that share a kv head meet 64 positions at a time, by two products like those of >>linear. Keys lie transposed, [head_dim][64]:
+// Up to 128 queries that share a kv head meet 64 positions at a time, by two products like those of >>linear. Keys lie transposed, [head_dim][64]:
 // scores [query][64] = queries times keys, the lanes are keys. Then out [query][head_dim] = weights [query][64] times values [64][head_dim],
-// whose lanes are a head's numbers. So one query fills the vectors as well as 64 do. Softmax goes over blocks of 64 positions as in >>cpu; after
+// whose lanes are a head's numbers. So one query fills the vectors as well as 128 do. Softmax goes over blocks of 64 positions as in >>cpu; after
 // 256 positions it begins afresh, and what came before is merged, in order: one query can be given to many threads, part by part, with the same bits.
 
 typedef struct g3__looking {           // queries of one sequence and one kv head: `heads` of each of n rows
