@@ -1,10 +1,10 @@
 // Speed of the operations: bytes of weights per second when one row is multiplied (decoding), multiply-adds per second when many are
-// (a prompt). Not a test: run it on a quiet machine, and note the load beside the numbers. bench_ops [threads]
+// (a prompt). Not a test: run it on a quiet machine, and note the load beside the numbers. bench_ops [threads [vector units, or c]]
 #define GEMMA3_IMPLEMENTATION
 #include "gemma3.h"
 #include <time.h>
 
-typedef struct bench { g3__run r; g3__pool pool; g3_error err; g3__ops op; } bench;
+typedef struct bench { g3__run r; g3__pool pool; g3_error err; const g3__ops *op; } bench;
 
 // With one thread: its processor time, which other programs disturb less.
 static bool alone = true;
@@ -18,13 +18,14 @@ static void *take(size_t size)
     return p;
 }
 
-static g3__seg weights(g3__format format, int rows, int cols)
+static g3__seg weights(g3__format format, int rows, int cols, bool tiled)
 {
     const size_t n = (size_t)rows * (size_t)cols;
     g3__seg s = G3__ZERO;
     s.rows = rows;
     s.bits.format = format;
-    s.bits.data = take(n * g3__format_bits(format) / 8);
+    s.bits.data = take(n * g3__format_bits(format) / 8 + 64);                    // look-ups of vector units read a little beyond
+    s.bits.tiled = tiled;
     s.bits.blocksize = 64;
     s.bits.nested_blocksize = 256;
     s.bits.absmax = take(n / 64 * sizeof(float));
@@ -38,7 +39,7 @@ static double best_of(bench *b, float *y, const float *x, const g3__mat *W, int 
     double best = 1e9, start = now();
     for (int i = 0; i < 3 || now() - start < 0.3; i++) {
         double t = now();
-        b->op.linear(&b->r, y, x, NULL, W, n);
+        b->op->linear(&b->r, y, x, NULL, W, n);
         best = G3__MIN(best, now() - t);
     }
     return best;
@@ -50,7 +51,7 @@ static void linear(bench *b, const char *name, g3__format format)
     float *x = (float *)take(sizeof(float) * (size_t)cols * (size_t)batch), *y = (float *)take(sizeof(float) * (size_t)rows * (size_t)batch);
     g3__mat W = G3__ZERO;
     W.rows = rows; W.cols = cols; W.n_segs = 1;
-    W.seg[0] = weights(format, rows, cols);
+    W.seg[0] = weights(format, rows, cols, b->r.simd != NULL);
     double n = (double)rows * cols, one = best_of(b, y, x, &W, 1), many = best_of(b, y, x, &W, batch);
     printf("linear %-5s  1 row: %6.2f GB/s %6.2f Gweights/s   %d rows: %6.1f GFLOP/s\n", name,
            n * g3__format_bits(format) / 8 / one / 1e9, n / one / 1e9, batch, 2 * n * batch / many / 1e9);
@@ -77,12 +78,12 @@ static void attend(bench *b, const char *name, g3_kv format, int heads, int kv_h
     double t1 = 1e9, tn = 1e9;
     for (int i = 0; i < 9; i++) {
         double t = now();
-        b->op.attend(&b->r, y, qkv, &a, &kv, row + batch - 1, 1);
+        b->op->attend(&b->r, y, qkv, &a, &kv, row + batch - 1, 1);
         t1 = G3__MIN(t1, now() - t);
     }
     for (int i = 0; i < 2; i++) {
         double t = now();
-        b->op.attend(&b->r, y, qkv, &a, &kv, row, batch);
+        b->op->attend(&b->r, y, qkv, &a, &kv, row, batch);
         tn = G3__MIN(tn, now() - t);
     }
     printf("attend %-5s heads %d/%d x %d, %d keys:  1 row: %6.2f GB/s of cache   %d rows: %6.1f GFLOP/s\n", name, heads, kv_heads, d, context,
@@ -98,7 +99,7 @@ static void geglu(bench *b)
     for (int i = 0; i < 2 * m * n; i++) gu[i] = (float)(i % 97) / 16 - 3;
     for (int i = 0; i < 9; i++) {
         double t = now();
-        b->op.geglu(&b->r, y, gu, m, n);
+        b->op->geglu(&b->r, y, gu, m, n);
         best = G3__MIN(best, now() - t);
     }
     printf("geglu: %.1f ns an element\n", best / m / n * 1e9);
@@ -110,12 +111,13 @@ int main(int argc, char **argv)
     bench b;
     memset(&b, 0, sizeof b);
     g3__pool_init(&b.pool, argc > 1 ? atoi(argv[1]) : 1, NULL);
-    b.op = g3__cpu_ops;
+    b.r.simd = g3__simd_pick(argc > 2 ? argv[2] : NULL);
+    b.op = b.r.op = g3__cpu_table(b.r.simd);
     b.r.err = &b.err;
     b.r.pool = &b.pool;
     b.r.shape.width = g3__pool_width(&b.pool);
     alone = b.r.shape.width == 1;
-    printf("%d thread(s)\n", b.r.shape.width);
+    printf("%d thread(s), %s\n", b.r.shape.width, argc > 2 ? argv[2] : "the best vector units here");
     linear(&b, "f32", G3__F32);
     linear(&b, "bf16", G3__BF16);
     linear(&b, "f16", G3__F16);
