@@ -4035,6 +4035,7 @@ typedef struct g3__screen {
 enum {
     G3__KEYS       = 64,               // attention works on 64 keys at a time
     G3__QUERY_ROWS = 8,                // times the queries of 8 rows, in plain C
+    G3__KEYS_LD    = G3__KEYS + 16,    // which lie, transposed, an odd number of cache lines apart: a power of two would crowd them into few sets
     G3__QUERIES    = 128,              // by vector units: times 128 queries,
     G3__PART       = 256               // and a softmax begins afresh every 256 positions, to be merged
 };
@@ -4075,14 +4076,14 @@ static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
     return g3__mul(a, b, &n) && g3__mul(n, c, &n) && n <= UINT64_MAX / sizeof(float) ? n : UINT64_MAX;
 }
 
-static uint64_t g3__lanes_of(uint64_t head_dim) { return g3__round_up(head_dim, 16); }   // a head's numbers in whole vectors
+static uint64_t g3__lanes_of(uint64_t head_dim) { return g3__round_up(head_dim, 16) | 16; }      // a head's numbers in whole vectors, an odd number of them likewise
 
 // Floats of attention scratch for one body. Plain: a block of keys or values, and per query its scores, its maximum and its sum.
 // By vector units: a block of keys and of values, and per query the query, two outputs, the scores, twice maximum and sum, and the fade.
 static uint64_t g3__work_each(const g3__shape *s)
 {
     uint64_t head = (uint64_t)s->head_dim, wide = g3__lanes_of(head), queries = (uint64_t)G3__QUERY_ROWS * (uint64_t)(s->heads / s->kv_heads);
-    uint64_t plain = G3__KEYS * head + queries * (G3__KEYS + 2), simd = G3__KEYS * (head + wide) + G3__QUERIES * (head + 2 * wide + G3__KEYS + 5);
+    uint64_t plain = G3__KEYS * head + queries * (G3__KEYS + 2), simd = G3__KEYS_LD * head + G3__KEYS * wide + G3__QUERIES * (head + 2 * wide + G3__KEYS + 5);
     return g3__round_up(G3__MAX(plain, simd), G3__ALIGN / sizeof(float));
 }
 
@@ -7412,7 +7413,7 @@ struct g3__simd {                      // the hot loops of one instruction set
     void (*panel_half)(const char *tile, bool bf16, int n, float *panel);                    // bf16 or f16
     void (*product)(const g3__product *g);
     void (*widen)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld);  // n rows of the cache as float32, ld apart
-    void (*turn)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, int at, float *dst);      // and as columns at, at + 1, … of dst [head_dim][64]
+    void (*turn)(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, int at, float *dst);      // and as columns at, at + 1, … of dst [head_dim][80]
     void (*soften)(float *score, int n, int keys, float *top, float *sum, float *fade);      // score [n][64], of which `keys`, a multiple of 16; room for fades in sixteens
     void (*gelu)(float *y, const float *gate, const float *up, int n);                       // y = gelu(gate) * up; up NULL: without
     void (*fade)(float *out, float fade, int n);                                             // out *= fade
@@ -7554,10 +7555,9 @@ G3__INLINE float g3__kv_number(g3_kv format, const void *codes, size_t at, float
     return (format == G3_KV_INT8 ? (float)((const int8_t *)codes)[at] : g3__e4m3_to_f32(((const uint8_t *)codes)[at])) * scale;
 }
 
-G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld)
+G3__INLINE void g3__widen_rows(g3_kv format, int d, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld)
 {
-    const int d = kv->head_dim;
-    const size_t size = (size_t)g3__kv_size(kv->format);
+    const size_t size = (size_t)g3__kv_size(format);
     for (int r = 0; r < n; r++, row++, dst += ld) {
         const size_t at = row * (size_t)d;
         const uint16_t *h = (const uint16_t *)codes + at;
@@ -7565,20 +7565,31 @@ G3__INLINE void g3__widen_rows(const g3__kv *kv, const void *codes, const float 
         const float s = scales ? scales[row] : 1.0f;
         int i = 0;
         g3__ask((const char *)codes + at * size + G3__AHEAD, (const char *)codes + (at + (size_t)d) * size + G3__AHEAD);
-        if (kv->format == G3_KV_F32) { memcpy(dst, (const float *)codes + at, (size_t)d * sizeof *dst); continue; }
-        if (kv->format == G3_KV_BF16)
+        if (format == G3_KV_F32) { memcpy(dst, (const float *)codes + at, (size_t)d * sizeof *dst); continue; }
+        if (format == G3_KV_BF16)
             for (; i + G3__LANES <= d; i += G3__LANES) *(g3__words *)(dst + i) = __builtin_convertvector(*(const g3__halves *)(h + i), g3__words) << 16;
         else for (; i + 16 <= d; i += 16) {              // compilers widen bytes in two steps, or one by one
             int16_t wide[16];
             *(g3__shorts16 *)wide = __builtin_convertvector(*(const g3__chars16 *)(const void *)(b + i), g3__shorts16);
-            for (int k = 0; k < 16; k += G3__LANES) {
+            G3__UNROLL for (int k = 0; k < 16; k += G3__LANES) {
                 const g3__ints c = __builtin_convertvector(*(const g3__shorts *)(wide + k), g3__ints);
                 g3__lanes v = __builtin_convertvector(c, g3__lanes);
-                if (kv->format == G3_KV_FP8) { const g3__words u = (g3__words)c & 255; g3__e4m3_lanes(&v, &u); }
+                if (format == G3_KV_FP8) { const g3__words u = (g3__words)c & 255; g3__e4m3_lanes(&v, &u); }
                 *(g3__lanes *)(dst + i + k) = v * s;
             }
         }
-        for (; i < d; i++) dst[i] = g3__kv_number(kv->format, codes, at + (size_t)i, s);
+        for (; i < d; i++) dst[i] = g3__kv_number(format, codes, at + (size_t)i, s);
+    }
+}
+
+G3__INLINE void g3__widen_kind(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst, size_t ld)
+{
+    const int d = kv->head_dim;
+    switch (kv->format) {
+    case G3_KV_F32:  g3__widen_rows(G3_KV_F32, d, codes, scales, row, n, dst, ld); break;
+    case G3_KV_FP8:  g3__widen_rows(G3_KV_FP8, d, codes, scales, row, n, dst, ld); break;
+    case G3_KV_INT8: g3__widen_rows(G3_KV_INT8, d, codes, scales, row, n, dst, ld); break;
+    default:         g3__widen_rows(G3_KV_BF16, d, codes, scales, row, n, dst, ld); break;
     }
 }
 
@@ -7607,13 +7618,13 @@ G3__INLINE void g3__turn_words(const char *p, size_t stride, g3__words t[8])
     }
 }
 
-// One word of eight keys holds one, two or four numbers of each: as many rows of dst, 64 apart.
+// One word of eight keys holds one, two or four numbers of each: as many rows of dst.
 G3__INLINE void g3__turn_wide(g3_kv format, const g3__words *w, const g3__lanes *scale, float *dst)
 {
     if (format == G3_KV_F32) { *(g3__words *)dst = *w; return; }
     if (format == G3_KV_BF16) {
         *(g3__words *)dst = *w << 16;
-        *(g3__words *)(dst + G3__KEYS) = *w & 0xffff0000u;
+        *(g3__words *)(dst + G3__KEYS_LD) = *w & 0xffff0000u;
         return;
     }
     G3__UNROLL for (int i = 0; i < 4; i++) {
@@ -7621,15 +7632,15 @@ G3__INLINE void g3__turn_wide(g3_kv format, const g3__words *w, const g3__lanes 
         g3__lanes v;
         if (format == G3_KV_FP8) g3__e4m3_lanes(&v, &c);
         else v = __builtin_convertvector((g3__ints)(c << 24) >> 24, g3__lanes);
-        *(g3__lanes *)(dst + i * G3__KEYS) = v * *scale;
+        *(g3__lanes *)(dst + i * G3__KEYS_LD) = v * *scale;
     }
 }
 
 // Rows of the cache become columns of dst, eight at a time; what is left over one by one.
-G3__INLINE void g3__turn_rows(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst)
+G3__INLINE void g3__turn_rows(g3_kv format, int d, const void *codes, const float *scales, size_t row, int n, float *dst)
 {
-    const int d = kv->head_dim, per = 4 / g3__kv_size(kv->format), wide = d / (8 * per) * 8 * per;
-    const size_t stride = (size_t)d * (size_t)g3__kv_size(kv->format);
+    const int per = 4 / g3__kv_size(format), wide = d / (8 * per) * 8 * per;
+    const size_t stride = (size_t)d * (size_t)g3__kv_size(format);
     for (int i = 0, m; i < n; i += m, row += (size_t)m) {
         const char *p = (const char *)codes + row * stride, *ahead = p + 2 * G3__LANES * stride;
         m = n - i >= G3__LANES ? G3__LANES : 1;
@@ -7641,13 +7652,24 @@ G3__INLINE void g3__turn_rows(const g3__kv *kv, const void *codes, const float *
             g3__turn_words(p, stride, t);
             g3__ask(ahead, ahead + 8 * 32);
             ahead += 8 * 32;
-            for (int j = 0; j < 8; j++) g3__turn_wide(kv->format, &t[j], &scale, dst + (size_t)(k + j * per) * G3__KEYS + i);
+            G3__UNROLL for (int j = 0; j < 8; j++) g3__turn_wide(format, &t[j], &scale, dst + (size_t)(k + j * per) * G3__KEYS_LD + i);
         }
         for (int j = 0; j < m; j++)
             for (int k = done; k < d; k++) {
                 const size_t r = row + (size_t)j;
-                dst[k * G3__KEYS + i + j] = g3__kv_number(kv->format, codes, r * (size_t)d + (size_t)k, scales ? scales[r] : 1.0f);
+                dst[k * G3__KEYS_LD + i + j] = g3__kv_number(format, codes, r * (size_t)d + (size_t)k, scales ? scales[r] : 1.0f);
             }
+    }
+}
+
+G3__INLINE void g3__turn_kind(const g3__kv *kv, const void *codes, const float *scales, size_t row, int n, float *dst)   // a loop of its own for each format
+{
+    const int d = kv->head_dim;
+    switch (kv->format) {
+    case G3_KV_F32:  g3__turn_rows(G3_KV_F32, d, codes, scales, row, n, dst); break;
+    case G3_KV_FP8:  g3__turn_rows(G3_KV_FP8, d, codes, scales, row, n, dst); break;
+    case G3_KV_INT8: g3__turn_rows(G3_KV_INT8, d, codes, scales, row, n, dst); break;
+    default:         g3__turn_rows(G3_KV_BF16, d, codes, scales, row, n, dst); break;
     }
 }
 
@@ -7714,8 +7736,8 @@ G3__INLINE size_t g3__sieve_ahead(int k, int n)
 
 // The functions above, compiled for one instruction set.
 #define G3__LANE_FUNCTIONS(isa, target)                                                                                                     \
-target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y, size_t ld) { g3__widen_rows(kv, c, s, row, n, y, ld); }   \
-target static void g3__turn_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, int at, float *y) { g3__turn_rows(kv, c, s, row, n, y + at); }   \
+target static void g3__widen_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, float *y, size_t ld) { g3__widen_kind(kv, c, s, row, n, y, ld); }   \
+target static void g3__turn_##isa(const g3__kv *kv, const void *c, const float *s, size_t row, int n, int at, float *y) { g3__turn_kind(kv, c, s, row, n, y + at); }   \
 target static void g3__gelu_##isa(float *y, const float *gate, const float *up, int n) { g3__gelu_row(y, gate, up, n); }                    \
 target static void g3__fade_##isa(float *out, float fade, int n) { g3__fade_lanes(out, fade, n); }                                          \
 target static void g3__merge_##isa(float *o, float *t, float *s, const float *p, const float *pt, const float *ps, int n, int d) { g3__merge_rows(o, t, s, p, pt, ps, n, d); } \
@@ -8115,7 +8137,7 @@ static void g3__simd_screen(g3__run *r, float *y, const float *x, const g3__norm
 
 // ---- attend
 //
-// Up to 128 queries that share a kv head meet 64 positions at a time, by two products like those of >>linear. Keys lie transposed, [head_dim][64]:
+// Up to 128 queries that share a kv head meet 64 positions at a time, by two products like those of >>linear. Keys lie transposed, [head_dim][80]:
 // scores [query][64] = queries times keys, the lanes are keys. Then out [query][head_dim] = weights [query][64] times values [64][head_dim],
 // whose lanes are a head's numbers. So one query fills the vectors as well as 128 do. Softmax goes over blocks of 64 positions as in >>cpu; after
 // 256 positions it begins afresh, and what came before is merged, in order: one query can be given to many threads, part by part, with the same bits.
@@ -8132,7 +8154,7 @@ typedef struct g3__looking {           // queries of one sequence and one kv hea
     int low, high;                     // positions that any query sees,
     int all_low, all_high;             // that every query sees
     int wide;                          // head_dim in whole vectors
-    float *keys, *values;              // [head_dim][64], [64][wide]
+    float *keys, *values;              // [head_dim][80] of which 64, [64][wide]
     float *query, *score;              // [queries][head_dim], [queries][64]
     float *part, *whole;               // [queries][wide]
     float *top, *sum, *part_top, *part_sum, *fade;       // [queries]
@@ -8142,7 +8164,7 @@ static void g3__look_at(g3__looking *u, float *work)     // carves g3__work_each
 {
     const size_t d = (size_t)u->att->head_dim, wide = (size_t)u->wide, n = G3__QUERIES;
     u->keys = work;
-    u->values = u->keys + G3__KEYS * d;
+    u->values = u->keys + G3__KEYS_LD * d;
     u->query = u->values + G3__KEYS * wide;
     u->score = u->query + n * d;
     u->part = u->score + n * G3__KEYS;
@@ -8187,16 +8209,13 @@ static void g3__look_keys(const g3__looking *u, int first, int end, int at)
     if (before < end - first) u->v->turn(kv, kv->k, kv->k_scale, head, end - first - before, at + before, u->keys);
 }
 
-// Values of positions [first, end), [wide] each: where they lie, or in room of their own.
-static const float *g3__look_values(const g3__looking *u, int first, int end)
+static void g3__look_values(const g3__looking *u, int first, int end)            // of positions [first, end), [wide] each
 {
     const g3__kv *kv = u->kv;
     const size_t head = (size_t)u->kv_head * (size_t)kv->rows, wide = (size_t)u->wide;
     const int row = first % kv->rows, n = end - first, before = G3__MIN(n, kv->rows - row);
-    if (kv->format == G3_KV_F32 && before == n && u->wide == kv->head_dim) return (const float *)kv->v + (head + (size_t)row) * wide;
     u->v->widen(kv, kv->v, kv->v_scale, head + (size_t)row, before, u->values, wide);
     if (before < n) u->v->widen(kv, kv->v, kv->v_scale, head, n - before, u->values + (size_t)before * wide, wide);
-    return u->values;
 }
 
 // Scores of keys that a row may not see become -infinity. from and end count from the block; keys: the columns in use.
@@ -8219,11 +8238,11 @@ static void g3__look_score(const g3__looking *u, int keys)
     float scale[G3__KEYS], zero[G3__KEYS] = { 0 };
     g3__product g = G3__ZERO;
     for (int i = 0; i < G3__KEYS; i++) scale[i] = u->att->scale;
-    g.scale = scale; g.from = zero; g.y = u->score; g.panel_ld = g.y_row = G3__KEYS; g.lanes = keys;
+    g.scale = scale; g.from = zero; g.y = u->score; g.panel_ld = G3__KEYS_LD; g.y_row = G3__KEYS; g.lanes = keys;
     g.x_row = (size_t)d; g.x_col = 1; g.n = u->queries;
     for (int k = 0; k < d; k += g.k) {
         g.k = G3__MIN(d - k, G3__PANEL_COLS);
-        g.panel = u->keys + (size_t)k * G3__KEYS;
+        g.panel = u->keys + (size_t)k * G3__KEYS_LD;
         g.x = u->query + k;
         u->v->product(&g);
         g.from = g.y; g.from_row = g.y_row;
@@ -8231,16 +8250,17 @@ static void g3__look_score(const g3__looking *u, int keys)
 }
 
 // part [queries][wide] += weights [queries][64] V
-static void g3__look_gather(const g3__looking *u, const float *values, int from, int end)
+static void g3__look_gather(const g3__looking *u, int from, int end)
 {
+    const int used = (int)g3__round_up((uint64_t)u->att->head_dim, 16);
     float one[G3__PANEL_ROWS];
     g3__product g = G3__ZERO;
     for (int i = 0; i < G3__PANEL_ROWS; i++) one[i] = 1.0f;
     g.x = u->score + from; g.x_row = G3__KEYS; g.x_col = 1; g.n = u->queries; g.k = end - from;
     g.panel_ld = g.y_row = g.from_row = (size_t)u->wide; g.scale = one;
-    for (int c = 0; c < u->wide; c += g.lanes) {
-        g.lanes = G3__MIN(u->wide - c, G3__PANEL_ROWS);
-        g.panel = values + c;
+    for (int c = 0; c < used; c += g.lanes) {
+        g.lanes = G3__MIN(used - c, G3__PANEL_ROWS);
+        g.panel = u->values + c;
         g.y = u->part + c;
         g.from = g.y;
         u->v->product(&g);
@@ -8256,7 +8276,8 @@ static void g3__look_block(const g3__looking *u, int block, int first, int end)
     g3__look_mask(u, block, from, stop, keys);
     u->v->soften(u->score, u->queries, keys, u->part_top, u->part_sum, u->fade);
     for (int q = 0; q < u->queries; q++) if (u->fade[q] != 1.0f) u->v->fade(u->part + (size_t)q * (size_t)u->wide, u->fade[q], u->wide);
-    g3__look_gather(u, g3__look_values(u, first, end), from, stop);
+    g3__look_values(u, first, end);
+    g3__look_gather(u, from, stop);
 }
 
 static void g3__look_part(const g3__looking *u, int part)        // of 256 positions, into part, part_top and part_sum
