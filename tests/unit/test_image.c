@@ -392,7 +392,7 @@ static bytes made;
 
 static void put(const void *p, size_t n) { memcpy(made.p + made.n, p, n); made.n += n; }
 static void put_be(uint32_t v) { uint8_t b[4] = {(uint8_t)(v >> 24), (uint8_t)(v >> 16), (uint8_t)(v >> 8), (uint8_t)v}; put(b, 4); }
-static void put_le(uint32_t v, int n) { for (int i = 0; i < n; i++) { uint8_t b = (uint8_t)(v >> 8 * i); put(&b, 1); } }
+static void put_le(uint64_t v, int n) { for (int i = 0; i < n; i++) { uint8_t b = (uint8_t)(i < 8 ? v >> (8 * i) : 0); put(&b, 1); } }
 static void chunk(const char *type, const void *p, size_t n)
 {
     put_be((uint32_t)n);
