@@ -4444,6 +4444,17 @@ static bool g3__jpeg_scan(const g3__encoded *e, g3__jpeg *j, const uint8_t *p, u
     return true;
 }
 
+// Huffman tables: a class and number, sixteen counts, as many symbols. stb_image before 2.28 writes past its own tables when there are more than 256.
+static bool g3__jpeg_tables(const g3__encoded *e, const uint8_t *p, uint64_t size)
+{
+    for (uint64_t symbols = 0; size; p += symbols, size -= symbols) {
+        symbols = 17;
+        for (int i = 1; i < 17 && size >= 17; i++) symbols += p[i];
+        if (symbols > size || symbols > 17 + 256) return g3__broken(e, "the JPEG is damaged: a Huffman table is malformed");
+    }
+    return true;
+}
+
 static bool g3__jpeg_check(g3__encoded *e)
 {
     g3__jpeg j;
@@ -4461,6 +4472,7 @@ static bool g3__jpeg_check(g3__encoded *e)
         at += size;
         if (m == 0xE1 && !exif && size >= 8 && !memcmp(body, "Exif\0", 6)) { exif = true; e->orientation = g3__exif_orientation(body + 6, (size_t)size - 8); }
         if (m >= 0xC0 && m <= 0xCF && m != 0xC4 && m != 0xC8 && m != 0xCC && !g3__jpeg_frame(e, &j, body, size - 2)) return false;
+        if (m == 0xC4 && !g3__jpeg_tables(e, body, size - 2)) return false;
         if (m != 0xDA) continue;
         if (!g3__jpeg_scan(e, &j, body, size - 2)) return false;
         at = g3__jpeg_scan_end(e, at);
