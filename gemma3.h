@@ -3414,6 +3414,8 @@ static void g3__config_layers(g3__config *c, g3__settings *s)                 //
     if (n != c->layers) g3__set_fail(s, "layer_types", "its length is not num_hidden_layers");
 }
 
+enum { G3__GRID = 256 };               // with the limit of intermediate_size this keeps all counts of the tower within an int
+
 static void g3__config_vision(g3__config *c, g3__settings *s)                 // defaults: SiglipVisionConfig
 {
     g3__settings v = g3__set_object(s, "vision_config");
@@ -3435,6 +3437,7 @@ static void g3__config_vision(g3__config *c, g3__settings *s)                 //
     int grid = o->image / o->patch, side = (int)sqrt((double)o->tokens);
     if (!v.failed && (o->image % o->patch || side * side != o->tokens || side > grid || grid % side || o->dim % o->heads || o->dim / o->heads % 2))
         g3__set_fail(&v, "vision_config", "image_size, patch_size, mm_tokens_per_image and heads do not divide");
+    if (!v.failed && grid > G3__GRID) g3__set_fail(&v, "image_size", "a picture of more than 256 patches a side is not supported");
     s->failed = s->failed || v.failed;
 }
 
@@ -3991,6 +3994,8 @@ static bool g3__image_check(const g3_image *img, g3_error *err)
     return !img->stride || img->stride / 3 >= img->width || g3__fail(err, G3_ERR_ARGUMENT, "image: a stride of %d bytes is less than a row of %d pixels", img->stride, img->width) == G3_OK;
 }
 
+static uint64_t g3__image_room(int size) { (void)size; return 0; }
+
 static bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
 {
     const int grid = size / patch;
@@ -4184,6 +4189,7 @@ typedef struct g3__run {
 // * `rope` appends all n rows to the cache before `attend` reads any. A windowed ring has at least window + batch rows, so the step's first
 //   row still finds its window. rows[t].span is the last position row t may see; an image lies inside one step.
 // * Rows may belong to different sequences (rows[t].seq): decoding a batch of conversations needs no new operation.
+// * r->a.h belongs to the norm inside `linear` and `add`: without a norm they leave it alone, and the vision tower lays it over r->a.out.
 // * Buffers come from `alloc` and are opaque outside the table; `upload` and `download` copy between them and host memory. Sizes are bytes.
 // * desc.probe wraps the table by one that calls the probe after each operation; r->tower, r->layer and the operands name it.
 
@@ -5096,20 +5102,28 @@ static float *g3__lay_floats(g3__layout *l, uint64_t a, uint64_t b, uint64_t c)
     return (float *)g3__lay(l, G3__SCRATCH, "scratch: pictures", n == UINT64_MAX ? n : n * sizeof(float));
 }
 
+// What lies from `from` on takes at least this much.
+static void g3__lay_pad(g3__layout *l, uint64_t from, uint64_t bytes)
+{
+    if (l->at - from < bytes) g3__lay(l, G3__SCRATCH, "scratch: pictures", bytes - (l->at - from));
+}
+
 // The tower's activations. Three buffers do for six: a branch is added before the next norm is taken, and q, k, v and the heads are done with
 // when the feed-forward begins. The patches lie there before the first layer needs it, the room for resizing where x and h will be.
 static void g3__lay_sight(g3__layout *l, const g3__config *c, int width, g3__sight *o)
 {
     const g3__vision_config *v = &c->vision;
-    const uint64_t dim = (uint64_t)v->dim, pixels = 3 * (uint64_t)v->patch * (uint64_t)v->patch, widest = G3__MAX(4 * dim, G3__MAX((uint64_t)v->ffn, pixels));
+    const uint64_t dim = (uint64_t)v->dim, ffn = (uint64_t)v->ffn, pixels = 3 * (uint64_t)v->patch * (uint64_t)v->patch;
     o->shape = g3__sight_shape(c, width);
-    const uint64_t n = (uint64_t)o->shape.batch, from = l->at;
-    o->a.x = g3__lay_floats(l, n, dim, 1);
+    const uint64_t n = (uint64_t)o->shape.batch, first = l->at;
+    o->room = o->a.x = g3__lay_floats(l, n, dim, 1);
     o->a.h = o->a.out = g3__lay_floats(l, n, dim, 1);
-    o->room = o->a.x;
-    o->room_size = l->at - from;
-    o->patches = o->a.qkv = o->a.gu = g3__lay_floats(l, n, widest, 1);
-    o->a.att = l->base ? o->a.qkv + n * 3 * dim : NULL;
+    g3__lay_pad(l, first, g3__image_room(v->image));
+    o->room_size = l->at - first;
+    const uint64_t second = l->at;
+    o->patches = o->a.gu = o->a.qkv = g3__lay_floats(l, n, dim, 3);
+    o->a.att = g3__lay_floats(l, n, dim, 1);
+    g3__lay_pad(l, second, n * G3__MAX(ffn, pixels) * sizeof(float));
     g3__lay_acts(l, &o->shape, &o->a, G3__ACTS_COMMON, G3__ACTS_ITEMS);
     o->rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: pictures", n * sizeof(g3__row));
     o->kv.format = G3_KV_F32;
@@ -5737,21 +5751,14 @@ static g3__bits g3__sight_bits(const g3_model *m, const g3__place *place, const 
 
 static void g3__sight_mat(const g3_model *m, const g3__place *place, g3__mat *a, const g3__weight *w, const g3__weight *bias)     // one more segment of rows; bias NULL: none
 {
-    g3__seg *s = &a->seg[a->n_segs++];
-    s->rows = w->rows;
-    s->bits = g3__sight_bits(m, place, w);
-    if (bias) s->bias = g3__sight_bits(m, place, bias);
-    a->rows += w->rows;
-    a->cols = w->cols;
+    g3__mat_add(m, a, w, &place[w - m->weights.w]);
+    if (bias) a->seg[a->n_segs - 1].bias = g3__sight_bits(m, place, bias);
 }
 
 static g3__norm g3__sight_norm(const g3_model *m, const g3__place *place, const g3__weight *w, const g3__weight *bias)    // LayerNorm; bias NULL: RMSNorm
 {
-    g3__norm n = G3__ZERO;
+    g3__norm n = g3__rms_norm(m, w, &place[w - m->weights.w], m->config.vision.eps);
     n.layer = bias != NULL;
-    n.dim = w->cols;
-    n.eps = m->config.vision.eps;
-    n.w = g3__sight_bits(m, place, w);
     if (bias) n.b = g3__sight_bits(m, place, bias);
     return n;
 }
@@ -6718,7 +6725,7 @@ static void g3__probe_attend(g3__run *r, float *y, const float *qkv, const g3__a
     double start = g3__clock();
     s->m->op->attend(r, y, qkv, a, kv, rows, n);
     for (int t = 0; t < n; t++) {
-        uint64_t keys = (uint64_t)(a->window ? G3__MIN(rows[t].span + 1, a->window) : rows[t].span + 1);
+        uint64_t keys = (uint64_t)(rows[t].span + 1 - (a->window ? G3__MAX(rows[t].pos - a->window + 1, 0) : 0));
         seen += keys;
         most = G3__MAX(most, keys + (uint64_t)n - 1);
     }
@@ -9627,7 +9634,7 @@ G3_API g3_result g3_session_copy(g3_session *to, const g3_session *from, g3_erro
     g3__error_clear(err);
     if (g3__closed(to, "to", err) || g3__closed(from, "from", err)) return G3_ERR_ARGUMENT;
     if (to == from) return G3_OK;
-    if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv and logits_rows are needed");
+    if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv, logits_rows, no_images and probe are needed");
     memcpy(to->arena, from->arena, (size_t)from->lasting);
     g3__session_carve(to);                               // the tables in the copy pointed into the other arena
     to->held = from->held;
