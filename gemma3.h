@@ -3931,6 +3931,7 @@ static bool g3__bind_vision(g3__binder *b, g3__weights *s)
     g3__weight *w = &s->w[s->n_text];
     if (!g3__find_prefix(b, g3__vision_prefixes, G3__COUNT(g3__vision_prefixes), g3__vision_once[G3__PATCH].name, &tower)) return false;
     if (!g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__PROJ].name, &proj)) return false;
+    if (!proj && !g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__SOFT_NORM].name, &proj)) return false;
     if (!tower) tower = g3__vision_prefixes[0];          // its missing tensor is reported under the published name
     if (!proj) proj = g3__proj_prefixes[0];
     if (!g3__bind_slots(b, tower, g3__vision_once, G3__VISION_ONCE, w)) return false;
