@@ -3999,7 +3999,7 @@ static bool g3__image_check(const g3_image *img, g3_error *err)
 
 static uint64_t g3__image_room(int size) { (void)size; return 0; }
 
-static bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
+static G3__UNUSED bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
 {
     const int grid = size / patch;
     (void)room; (void)room_size; (void)err;
