@@ -29,7 +29,7 @@ QUICK   := $(patsubst tests/%.c,build/%,$(call quick,$(SOURCES))) $(call quick,$
 REAL    := $(patsubst tests/%.c,build/%,$(call real,$(SOURCES))) $(call real,$(SCRIPTS))
 BENCH   := $(patsubst tests/%.c,build/%,$(wildcard tests/*/bench_*.c))
 SAN      = $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) build/asan/model/test_real_short $(patsubst tests/%.c,build/tsan/%,$(THREADS)) $(if $(HAS_MSAN),$(patsubst tests/%.c,build/msan/%,$(MEMORY)))
-MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c
+MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c tests/model/test_vision_session.c
 ARM64    = $(if $(HAS_ARM64),$(addprefix build/arm64/,unit/test_numbers unit/test_json unit/test_safetensors unit/test_tokenizer ops/test_ops ops/test_screen model/test_forward))
 HAS_ARM64 = $(shell echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -static -x c - -o /dev/null 2>/dev/null && command -v qemu-aarch64)
 HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)

@@ -341,6 +341,34 @@ static int pan_and_scan_shows_the_crops_as_pictures_of_their_own(void)
     return 0;
 }
 
+// Of any size, wide or tall, larger or smaller than the tower's square: as if resized before.
+static int a_picture_of_another_size_is_the_resized_one(void)
+{
+    static const int sizes[][2] = {{56, 56}, {300, 200}, {1, 1}, {1, 900}, {700, 3}, {57, 55}, {20, 1000}};
+    for (int k = 0; k < 2; k++) {
+        sample s;
+        CHECK(sample_open(&s, k ? B : A));
+        g3_model *m = sample_model(&s, 2, false);
+        for (int i = 0; i < G3__COUNT(sizes); i++) {
+            g3_error err;
+            g3_image img = {NULL, sizes[i][0], sizes[i][1], 0}, small;
+            const size_t n = 3 * (size_t)img.width * (size_t)img.height;
+            uint8_t *rgb = (uint8_t *)malloc(n);
+            for (size_t b = 0; b < n; b++) rgb[b] = (uint8_t)(b * 37 + b / 300 * 11);
+            img.rgb = rgb;
+            CHECK(g3_image_resize(&img, s.side, s.side, NULL, &small, &err) == G3_OK);
+            g3_session *x = sample_session(m, 64, 16, 1), *y = sample_session(m, 64, 16, 1);
+            CHECK(g3_add_image(x, &img, &err) == G3_OK && g3_add_image(y, &small, &err) == G3_OK && same_logits(x, y));
+            g3_session_close(x); g3_session_close(y);
+            g3_image_free(NULL, &small);
+            free(rgb);
+        }
+        g3_model_close(m);
+        sample_close(&s);
+    }
+    return 0;
+}
+
 static int a_turn_that_does_not_fit_is_refused_before_anything_is_looked_at(void)
 {
     enum { MANY = 60 };
@@ -770,6 +798,7 @@ int main(void)
     RUN(pictures_of_earlier_turns_stay);
     RUN(the_same_pictures_are_kept_and_others_are_not);
     RUN(pan_and_scan_shows_the_crops_as_pictures_of_their_own);
+    RUN(a_picture_of_another_size_is_the_resized_one);
     RUN(a_turn_that_does_not_fit_is_refused_before_anything_is_looked_at);
     RUN(looking_can_be_stopped_between_any_layers);
     RUN(a_chat_stopped_while_looking_takes_its_turn_back);
