@@ -19,7 +19,7 @@ export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=1:allocator
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export CC CXX JOBS
 
-# Tests are found by their names. A test is a C file, or a script that run.sh starts; model/test_real* want the real 270M.
+# Tests are found by their names. A test is a C file, or a script that run.sh starts; model/test_real* want the real 270M, or more time than `quick` has.
 real     = $(filter tests/model/test_real%,$(1))
 quick    = $(filter-out tests/model/test_real%,$(1))
 SOURCES := $(wildcard tests/unit/test_*.c tests/ops/test_*.c tests/model/test_*.c)
@@ -29,7 +29,7 @@ QUICK   := $(patsubst tests/%.c,build/%,$(call quick,$(SOURCES))) $(call quick,$
 REAL    := $(patsubst tests/%.c,build/%,$(call real,$(SOURCES))) $(call real,$(SCRIPTS))
 BENCH   := $(patsubst tests/%.c,build/%,$(wildcard tests/*/bench_*.c))
 SAN      = $(patsubst tests/%.c,build/asan/%,$(call quick,$(SOURCES))) build/asan/model/test_real_short $(patsubst tests/%.c,build/tsan/%,$(THREADS)) $(if $(HAS_MSAN),$(patsubst tests/%.c,build/msan/%,$(MEMORY)))
-MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c
+MEMORY   = tests/model/test_forward.c tests/model/test_generate.c tests/model/test_chat.c tests/model/test_vision_session.c
 ARM64    = $(if $(HAS_ARM64),$(addprefix build/arm64/,unit/test_numbers unit/test_json unit/test_safetensors unit/test_tokenizer ops/test_ops ops/test_screen model/test_forward))
 HAS_ARM64 = $(shell echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -static -x c - -o /dev/null 2>/dev/null && command -v qemu-aarch64)
 HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)

@@ -48,7 +48,7 @@
 //
 // WHAT IT DOES NOT DO
 //   It runs Gemma 3 and nothing else: no other family, no training, no LoRA (merge first), no server, no GGUF (examples/import_gguf.c
-//   converts). This version reads text on the CPU; pictures and CUDA are declared and answer G3_ERR_UNSUPPORTED with one sentence.
+//   converts). This version runs on the CPU; CUDA is declared and answers G3_ERR_UNSUPPORTED with one sentence.
 //
 // BUILDING
 //   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
@@ -61,6 +61,14 @@
 //   1 g3_chat: a turn in, a streamed answer out. g3_add_turn and g3_next are the same pulled token by token, for frame loops and other languages.
 //   2 g3_tokenize, g3_render, g3_add_tokens, g3_add_messages, g3_generate: prompts of your own.
 //   3 g3_logits, g3_logits_at, g3_head, g3_sample: numbers. desc.probe shows the residual stream, attention and operations as they happen.
+//
+// PICTURES
+//   4B, 12B and 27B see. A part of a turn or of a message is a text or a picture, in any order and number: plain RGB, of any size, read during
+//   the call only. Each becomes 256 tokens of the context and a frame of two to four; pan_and_scan adds up to four crops of a long one, at as
+//   much each. It is looked at before its step of the prompt, some 5.5 TFLOP in the tower; progress_fn hears of each layer and may stop it.
+//   What does not fit the context is refused before. A session holds a hash of the pixels: g3_add_messages looks only at what is new.
+//   In prompts of your own, g3_add_image adds the 256 tokens; 255999 goes before them and 256000 after, and two must not touch. A picture
+//   goes through the model in one step, so `batch` is at least 256.
 //
 // OPTIONS, defined before the implementation
 //   GEMMA3_STATIC            all functions static to the file
@@ -92,6 +100,8 @@
 //   one arena, each session is one arena; after opening nothing is allocated, with one exception: text of more than about a thousand characters
 //   without a space takes scratch from the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows. screened_head adds an
 //   int8 copy of the vocabulary's table: most of what a small model reads for a token, at half the bytes, with the same tokens.
+//   Pictures cost the tower's weights, 0.8 GB in bf16 (no_vision leaves them out), and in each session scratch of about 150 MB, which lies where
+//   the scratch of prompts does, so that a large batch pays nothing for it (no_images leaves it out). Any number of pictures takes no more.
 //
 // ERRORS
 //   Calls return a g3_result or NULL and fill the caller's g3_error with one sentence: what failed, in which file, tensor or argument, and what
@@ -170,7 +180,7 @@ typedef struct g3_allocator {      // both functions or neither; thread-safe if 
 typedef enum g3_level { G3_LOG_ERROR, G3_LOG_WARN, G3_LOG_INFO, G3_LOG_DEBUG } g3_level;
 typedef struct g3_logger { void (*log_fn)(void *user, g3_level level, const char *text); void *user; } g3_logger;          // one line without its newline
 
-typedef struct g3_progress { int (*progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total); void *user; } g3_progress;   // stage "weights": bytes; "prompt": tokens
+typedef struct g3_progress { int (*progress_fn)(void *user, const char *stage, uint64_t done, uint64_t total); void *user; } g3_progress;   // stage "weights": bytes; "prompt": tokens; "pictures": layers of the vision tower, of all pictures of the call
 
 typedef struct g3_parallel {       // lend your own threads: run body(ctx, 0..n-1) in any order, also one after another, and return when all are done
     void (*for_fn)(void *user, int n, void (*body)(void *ctx, int i), void *ctx);
@@ -200,14 +210,14 @@ typedef enum g3_point {
     G3_POINT_LAYER     = 2,        // the residual stream after a layer
     G3_POINT_BRANCH    = 4,        // what attention or feed-forward is about to add, before its norm
     G3_POINT_ATTENTION = 8,        // softmax weights of one row, all heads
-    G3_POINT_VISION    = 16,
+    G3_POINT_VISION    = 16,       // the vision tower, all rows: "patches" after their embedding, "layer", then "soft tokens" [256][dim]
     G3_POINT_OP        = 32        // one operation: time, bytes, flops
 } g3_point;
-typedef struct g3_view {           // data is valid during the call; what is written to EMBED and LAYER counts
+typedef struct g3_view {           // data is valid during the call; what is written to EMBED, LAYER and VISION counts
     g3_point    point;
-    const char *name;              // "layer", "attention", "qkv", …
+    const char *name;              // "layer", "attention", "qkv", …; operations of the vision tower: "vision qkv", …
     int         layer;             // 0 … layers-1; -1: outside the layers
-    int         pos, rows;         // position of the first row shown, rows
+    int         pos, rows;         // position of the first row shown (VISION: of the picture's first soft token), rows
     int         heads, cols, key;  // ATTENTION: one row, [heads][cols] weights, column 0 is position `key`
     float      *data;              // [rows][cols], or NULL for OP, which brings the three figures below
     double      seconds;
@@ -222,6 +232,7 @@ typedef struct g3_session_desc {
     int         logits_rows;       // the last rows of each step whose logits can be asked for; 0: 1
     g3_progress progress;          // tokens of a prompt, images; non-zero return cancels
     g3_probe    probe;
+    bool        no_images;         // no scratch for the vision tower: this session refuses pictures, and batch may be smaller than one
 } g3_session_desc;
 
 typedef struct g3_model_desc {
@@ -275,7 +286,7 @@ typedef struct g3_plan {
     uint64_t available;                             // memory_limit, else what the backend reports free (cgroup limits honoured); 0: unknown, fits is then false
     int      max_context;                           // the largest context that would fit, 0 if none
     bool     fits;
-    char     advice[256];                           // when it does not fit: by how much, and which of context, kv, no_vision would do
+    char     advice[256];                           // when it does not fit: by how much, and which of context, kv, no_images, no_vision would do
     int      n_items;
     g3_plan_item items[48];                         // the sums above, one line each
 } g3_plan;
@@ -292,7 +303,7 @@ G3_API int         g3_session_rewind(g3_session *s, int pos, g3_error *err);    
 G3_API g3_result   g3_session_copy(g3_session *to, const g3_session *from, g3_error *err);   // same model and desc; pictures included; `to` keeps its own seed
 typedef struct g3_stats {          // context, held, bytes_per_token and memory as they are now; the rest since the first token added after the last answer
     int context, held, prompt_tokens, images, new_tokens;
-    double prompt_s, image_s, first_s, new_s;       // seconds; first_s: from the prompt's start to the first token of the answer
+    double prompt_s, image_s, first_s, new_s;       // seconds; image_s: of the tower, not in prompt_s; first_s: from the prompt's start to the first token of the answer
     uint64_t bytes_per_token, memory;               // weights that one new token reads; the session's arena
 } g3_stats;
 G3_API g3_stats    g3_session_stats(const g3_session *s);
@@ -332,7 +343,7 @@ typedef struct g3_generate_desc {
 
 // ---- level 1: chat
 
-typedef struct g3_part { const char *text; const g3_image *image; bool pan_and_scan; } g3_part;     // a text or an image
+typedef struct g3_part { const char *text; const g3_image *image; bool pan_and_scan; } g3_part;     // a text or an image; pan_and_scan: a long picture brings up to 4 crops of itself, each one image more
 typedef struct g3_turn {
     const char      *system;       // first turn only
     const char      *text;         // the user's words; never parsed for control tokens
@@ -355,7 +366,7 @@ G3_API int         g3_render(const g3_model *m, const g3_message *messages, int 
 G3_API g3_result   g3_add_messages(g3_session *s, const g3_message *messages, int n, bool generation_prompt, g3_error *err);   // the whole conversation, each time: rendered, the longest prefix the session
                                                                                    // holds is kept (pictures compared by a hash of their pixels, an assistant text equal to what was generated there keeps its ids), the rest is added; at least one token is
 G3_API g3_result   g3_add_tokens(g3_session *s, const int *ids, int n, g3_error *err);    // as they are: no BOS is added. Stopped on the way: what went through is held
-G3_API g3_result   g3_add_image(g3_session *s, const g3_image *img, g3_error *err);       // 256 soft tokens; their frame of tokens is the caller's
+G3_API g3_result   g3_add_image(g3_session *s, const g3_image *img, g3_error *err);       // 256 soft tokens; their frame of tokens is the caller's: at least one token between two pictures
 G3_API int         g3_generate(g3_session *s, const g3_generate_desc *desc, g3_error *err);          // tokens produced, or a g3_result < 0; desc NULL: the defaults
 
 // ---- level 3: logits; computed when asked for
@@ -3420,6 +3431,8 @@ static void g3__config_layers(g3__config *c, g3__settings *s)                 //
     if (n != c->layers) g3__set_fail(s, "layer_types", "its length is not num_hidden_layers");
 }
 
+enum { G3__GRID = 256 };               // with the limit of intermediate_size this keeps all counts of the tower within an int
+
 static void g3__config_vision(g3__config *c, g3__settings *s)                 // defaults: SiglipVisionConfig
 {
     g3__settings v = g3__set_object(s, "vision_config");
@@ -3441,6 +3454,7 @@ static void g3__config_vision(g3__config *c, g3__settings *s)                 //
     int grid = o->image / o->patch, side = (int)sqrt((double)o->tokens);
     if (!v.failed && (o->image % o->patch || side * side != o->tokens || side > grid || grid % side || o->dim % o->heads || o->dim / o->heads % 2))
         g3__set_fail(&v, "vision_config", "image_size, patch_size, mm_tokens_per_image and heads do not divide");
+    if (!v.failed && grid > G3__GRID) g3__set_fail(&v, "image_size", "a picture of more than 256 patches a side is not supported");
     s->failed = s->failed || v.failed;
 }
 
@@ -3934,6 +3948,7 @@ static bool g3__bind_vision(g3__binder *b, g3__weights *s)
     g3__weight *w = &s->w[s->n_text];
     if (!g3__find_prefix(b, g3__vision_prefixes, G3__COUNT(g3__vision_prefixes), g3__vision_once[G3__PATCH].name, &tower)) return false;
     if (!g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__PROJ].name, &proj)) return false;
+    if (!proj && !g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__SOFT_NORM].name, &proj)) return false;
     if (!tower) tower = g3__vision_prefixes[0];          // its missing tensor is reported under the published name
     if (!proj) proj = g3__proj_prefixes[0];
     if (!g3__bind_slots(b, tower, g3__vision_once, G3__VISION_ONCE, w)) return false;
@@ -3944,13 +3959,15 @@ static bool g3__bind_vision(g3__binder *b, g3__weights *s)
     return g3__bind_slots(b, proj, g3__proj_slots, G3__PROJ_SLOTS, g3__proj_weight(s, 0));
 }
 
+static bool g3__of_vision(g3__str name)
+{
+    if (g3__str_starts(name, "model.")) name = g3__str_skip(name, 6);
+    return g3__str_starts(name, "vision_tower.") || g3__str_starts(name, "multi_modal_projector.");
+}
+
 static bool g3__any_vision(const g3__shards *s)          // text-only weights may come with a multimodal config
 {
-    for (uint64_t i = 0; i < s->n; i++) {
-        g3__str n = s->tensor[i].name;
-        if (g3__str_starts(n, "model.")) n = g3__str_skip(n, 6);
-        if (g3__str_starts(n, "vision_tower.") || g3__str_starts(n, "multi_modal_projector.")) return true;
-    }
+    for (uint64_t i = 0; i < s->n; i++) if (g3__of_vision(s->tensor[i].name)) return true;
     return false;
 }
 
@@ -4740,6 +4757,7 @@ typedef struct g3__acts {              // all float32
 
 typedef struct g3__acts_item { const char *line, *name; size_t member; uint64_t count; } g3__acts_item;   // of the plan, of the buffer; offset of the pointer in g3__acts; floats
 enum { G3__ACTS_ITEMS = 13 };
+enum { G3__ACTS_COMMON = 6 };          // the items from here on are laid out alike for text and vision
 
 // a * b * c, or UINT64_MAX where that does not fit: the plan then finds it too large.
 static uint64_t g3__acts_count(uint64_t a, uint64_t b, uint64_t c)
@@ -4799,6 +4817,7 @@ typedef struct g3__run {
     g3__row *rows;                     // [batch]
     g3__shape shape;
     g3__acts a;
+    void (*tick)(struct g3__run *r);   // called between the layers of the vision tower, of which r->layer are done; NULL: nobody asks
 } g3__run;
 
 // ---- the table of operations
@@ -4813,6 +4832,7 @@ typedef struct g3__run {
 // * `rope` appends all n rows to the cache before `attend` reads any. A windowed ring has at least window + batch rows, so the step's first
 //   row still finds its window. rows[t].span is the last position row t may see; an image lies inside one step.
 // * Rows may belong to different sequences (rows[t].seq): decoding a batch of conversations needs no new operation.
+// * r->a.h belongs to the norm inside `linear` and `add`: without a norm they leave it alone, and the vision tower lays it over r->a.out.
 // * Buffers come from `alloc` and are opaque outside the table; `upload` and `download` copy between them and host memory. Sizes are bytes.
 // * desc.probe wraps the table by one that calls the probe after each operation; r->tower, r->layer and the operands name it.
 
@@ -4878,6 +4898,15 @@ static void g3__logits(g3__run *r, const g3__mat *head, const g3__norm *final, i
     r->op->linear(r, y, r->a.x + (size_t)first * (size_t)head->cols, final, head, n);
 }
 
+// What lies around the layers of the vision tower.
+typedef struct g3__vit {
+    g3__tower tower;
+    g3__mat embed, positions;          // [dim][3 patch^2] with bias, [patches][dim]
+    g3__norm post, soft;               // LayerNorm after the layers; RMSNorm before the projector
+    g3__mat proj;                      // [text dim][dim], transposed
+    int side, pool;                    // patches along an edge; pool * pool patches become one row
+} g3__vit;
+
 #ifndef GEMMA3_NO_VISION
 static void g3__vit_layer(g3__run *r, const g3__layer *L, g3__kv *kv, int n)
 {
@@ -4898,17 +4927,8 @@ static void g3__vit_layer(g3__run *r, const g3__layer *L, g3__kv *kv, int n)
     op->add   (r, a->x, a->out, NULL, L->down.rows, n);
 }
 
-// What lies around the layers of the vision tower.
-typedef struct g3__vit {
-    g3__tower tower;
-    g3__mat embed, positions;          // [dim][3 patch^2] with bias, [patches][dim]
-    g3__norm post, soft;               // LayerNorm after the layers; RMSNorm before the projector
-    g3__mat proj;                      // [text dim][dim], transposed
-    int side, pool;                    // patches along an edge; pool * pool patches become one row
-} g3__vit;
-
 // One image: patches [side^2][3 patch^2] become y [(side / pool)^2][text dim], rows of the text's residual stream.
-static G3__UNUSED void g3__vit_forward(g3__run *r, const g3__vit *v, const float *patches, float *y)
+static void g3__vit_forward(g3__run *r, const g3__vit *v, const float *patches, float *y)
 {
     const g3__ops *op = r->op;
     const g3__tower *t = &v->tower;
@@ -4921,8 +4941,11 @@ static G3__UNUSED void g3__vit_forward(g3__run *r, const g3__vit *v, const float
     op->linear(r, a->x, patches, NULL, &v->embed, n);
     op->embed (r, a->out, &v->positions, NULL, n, 1.0f);
     op->add   (r, a->x, a->out, NULL, t->dim, n);
-    for (r->layer = 0; r->layer < t->layers; r->layer++)
+    for (r->layer = 0; r->layer < t->layers; r->layer++) {
+        if (r->tick) r->tick(r);
         g3__vit_layer(r, &t->layer[r->layer], r->kv[0], n);           // no layer needs the cache of another
+    }
+    if (r->tick) r->tick(r);
     r->layer = -1;
     op->norm  (r, a->out, a->x, &v->post, n);
     op->pool  (r, a->att, a->out, v->side, v->pool, t->dim);
@@ -5513,6 +5536,7 @@ struct g3_model {
     const g3__ops *op;
     const g3__simd *simd;                                // the loops behind op; NULL: plain C, and rows lie as stored
     g3__tower text;
+    g3__vit vit;                                         // tower.layers 0: none in memory
     g3__mat embed, head;
     g3__screen screen;
     g3__norm final;
@@ -5551,6 +5575,24 @@ typedef struct g3__answer {                              // one generation, from
 
 enum { G3__ANSWER_NONE, G3__ANSWER_RUNNING, G3__ANSWER_OVER };
 
+typedef struct g3__picture {                             // one picture of a prompt, or held
+    int pos;                                             // of its first soft token
+    uint64_t hash;                                       // of its pixels
+    const g3_image *image;                               // while the call that brings it runs, and what of it is looked at
+    g3__rect crop;
+} g3__picture;
+
+typedef struct g3__sight {                               // what a session needs to look at pictures
+    g3__shape shape;
+    g3__acts a;                                          // where the text's activations lie: the two are never in use together
+    g3__kv kv, *kv_at;                                   // keys and values of one layer, float32: no layer needs those of another; where they are
+    g3__row *rows;                                       // [patches]
+    float *patches;                                      // [patches][3 patch^2]
+    void *room; uint64_t room_size;                      // for resizing, before the tower runs
+    g3__vit vit;                                         // the model's, with the observer's table in each layer
+    int asked, looked, pos;                              // pictures of the running call; of these looked at; position of the one being looked at
+} g3__sight;
+
 struct g3_session {
     g3_model *m;
     g3_session_desc desc;                                // zeros replaced
@@ -5558,7 +5600,12 @@ struct g3_session {
     uint64_t arena_bytes;
     g3__run run;
     g3__kv *kv, **kv_of;                                 // [layers], [layers]: one sequence
+    uint64_t lasting;                                    // the arena's first bytes, which outlive a step; the rest is scratch
     int *ids, *fresh;                                    // [context] tokens held; [context] a conversation just rendered
+    int *step_ids;                                       // [batch] what the step embeds: -1 where a picture's rows lie already
+    g3__picture *pictures, *fresh_pictures;              // [context / tokens] of those held, and of the one just rendered
+    int n_pictures;
+    g3__sight sight;
     int held, done, high;                                // tokens held; of these through the model (a sampled token waits for the next step); positions ever written
     int last, kept;                                      // rows of the last step; of these, the ones whose logits can be asked for
     float *logits;                                       // [logits_rows][vocab]
@@ -5667,11 +5714,11 @@ static g3__shape g3__text_shape(const g3__config *c, const g3_session_desc *d, i
     return s;
 }
 
-static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts)
+static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts, int first, int end)      // items [first, end) of the list
 {
     g3__acts_item item[G3__ACTS_ITEMS];
     g3__acts_sizes(shape, item);
-    for (int i = 0; i < G3__ACTS_ITEMS; i++) {
+    for (int i = first; i < end; i++) {
         uint64_t bytes;
         if (!g3__mul(item[i].count, sizeof(float), &bytes)) bytes = UINT64_MAX;
         float *p = (float *)g3__lay(l, G3__SCRATCH, item[i].line, bytes);
@@ -5679,25 +5726,94 @@ static void g3__lay_acts(g3__layout *l, const g3__shape *shape, g3__acts *acts)
     }
 }
 
+static g3__shape g3__sight_shape(const g3__config *c, int width)
+{
+    g3__shape s = G3__ZERO;
+    const g3__vision_config *v = &c->vision;
+    s.batch = (v->image / v->patch) * (v->image / v->patch);
+    s.dim = v->dim;
+    s.ffn = v->ffn;
+    s.heads = s.kv_heads = v->heads;
+    s.head_dim = v->dim / v->heads;
+    s.width = width;
+    return s;
+}
+
+static float *g3__lay_floats(g3__layout *l, uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t n = g3__acts_count(a, b, c);
+    return (float *)g3__lay(l, G3__SCRATCH, "scratch: pictures", n == UINT64_MAX ? n : n * sizeof(float));
+}
+
+// What lies from `from` on takes at least this much.
+static void g3__lay_pad(g3__layout *l, uint64_t from, uint64_t bytes)
+{
+    if (l->at - from < bytes) g3__lay(l, G3__SCRATCH, "scratch: pictures", bytes - (l->at - from));
+}
+
+// The tower's activations. Three buffers do for six: a branch is added before the next norm is taken, and q, k, v and the heads are done with
+// when the feed-forward begins. The patches lie there before the first layer needs it, the room for resizing where x and h will be.
+static void g3__lay_sight(g3__layout *l, const g3__config *c, int width, g3__sight *o)
+{
+    const g3__vision_config *v = &c->vision;
+    const uint64_t dim = (uint64_t)v->dim, ffn = (uint64_t)v->ffn, pixels = 3 * (uint64_t)v->patch * (uint64_t)v->patch;
+    o->shape = g3__sight_shape(c, width);
+    const uint64_t n = (uint64_t)o->shape.batch, first = l->at;
+    o->room = o->a.x = g3__lay_floats(l, n, dim, 1);
+    o->a.h = o->a.out = g3__lay_floats(l, n, dim, 1);
+    g3__lay_pad(l, first, g3__image_room(v->image));
+    o->room_size = l->at - first;
+    const uint64_t second = l->at;
+    o->patches = o->a.gu = o->a.qkv = g3__lay_floats(l, n, dim, 3);
+    o->a.att = g3__lay_floats(l, n, dim, 1);
+    g3__lay_pad(l, second, n * G3__MAX(ffn, pixels) * sizeof(float));
+    g3__lay_acts(l, &o->shape, &o->a, G3__ACTS_COMMON, G3__ACTS_ITEMS);
+    o->rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: pictures", n * sizeof(g3__row));
+    o->kv.format = G3_KV_F32;
+    o->kv.rows = o->shape.batch;
+    o->kv.kv_heads = o->shape.kv_heads;
+    o->kv.head_dim = o->shape.head_dim;
+    o->kv.k = g3__lay_floats(l, n, dim, 1);
+    o->kv.v = g3__lay_floats(l, n, dim, 1);
+}
+
+// What a step needs only while it runs: the text's activations, and in the same place the tower's. x stays, for the logits.
+static void g3__lay_step(g3__layout *l, const g3__config *c, const g3_session_desc *d, int width, g3_session *o)
+{
+    g3__layout pictures = G3__ZERO;
+    pictures.base = l->base;
+    pictures.at = o->lasting = l->at;
+    g3__lay_acts(l, &o->run.shape, &o->run.a, 1, G3__ACTS_ITEMS);
+    if (d->no_images) return;
+    g3__lay_sight(&pictures, c, width, &o->sight);
+    if (pictures.at > l->at) g3__lay(l, G3__SCRATCH, "scratch: pictures", pictures.at - l->at);
+}
+
+static uint64_t g3__most_pictures(const g3__config *c, const g3_session_desc *d) { return d->no_images ? 0 : (uint64_t)(d->context / c->vision.tokens); }
+
 static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session_desc *d, int width, g3_session *s)   // s NULL: only counting
 {
     g3_session none = G3__ZERO, *o = s ? s : &none;
-    g3__shape shape = g3__text_shape(c, d, width);
-    uint64_t layers = (uint64_t)c->layers, vocab = (uint64_t)c->vocab;
+    uint64_t layers = (uint64_t)c->layers, vocab = (uint64_t)c->vocab, pictures = g3__most_pictures(c, d) * sizeof(g3__picture);
+    o->run.shape = g3__text_shape(c, d, width);
     o->kv = (g3__kv *)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv));
     o->kv_of = (g3__kv **)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv *));
     o->run.rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof(g3__row));
     o->ids = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
     o->fresh = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
+    o->step_ids = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->batch * sizeof(int));
+    o->pictures = (g3__picture *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", pictures);
+    o->fresh_pictures = (g3__picture *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", pictures);
     g3__lay_kv(l, c, d, s ? s->kv : NULL);
-    g3__lay_acts(l, &shape, s ? &s->run.a : NULL);
+    g3__lay_acts(l, &o->run.shape, &o->run.a, 0, 1);
     o->logits = (float *)g3__lay(l, G3__SCRATCH, "scratch: logits", (uint64_t)d->logits_rows * vocab * sizeof(float));
     o->sample_work = g3__lay(l, G3__SCRATCH, "scratch: sampler", g3__sample_work(c->vocab));
     o->answer = (g3__answer *)g3__lay(l, G3__SCRATCH, "scratch: answer", sizeof(g3__answer));
     if (d->probe.probe_fn) o->layers = (g3__layer *)g3__lay(l, G3__SCRATCH, "scratch: probe", layers * sizeof(g3__layer));
+    if (d->probe.probe_fn && !d->no_images) o->sight.vit.tower.layer = (g3__layer *)g3__lay(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->vision.layers * sizeof(g3__layer));
     if (d->probe.probe_fn && d->probe.points & G3_POINT_ATTENTION)
         o->seen = (float *)g3__lay(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->heads * (uint64_t)d->context * sizeof(float));
-    if (s) s->run.shape = shape;
+    g3__lay_step(l, c, d, width, o);
 }
 
 // ---- what is asked for, with zeros replaced
@@ -5714,7 +5830,8 @@ static bool g3__session_resolve(const g3__config *c, bool vision, const g3_sessi
     if (d->context > c->max_context) return g3__fail(err, G3_ERR_ARGUMENT, "context: %d tokens are more than the %d this model was made for", d->context, c->max_context) == G3_OK;
     if (d->batch < 1) return g3__fail(err, G3_ERR_ARGUMENT, "batch: %d is not a number of tokens", d->batch) == G3_OK;
     if ((int)d->kv < 0 || d->kv > G3_KV_INT8) return g3__fail(err, G3_ERR_ARGUMENT, "kv: %d is none of G3_KV_F32, _BF16, _FP8, _INT8", (int)d->kv) == G3_OK;
-    if (vision) d->batch = G3__MAX(d->batch, c->vision.tokens);                     // a picture is never split
+    d->no_images = d->no_images || !vision;
+    if (!d->no_images) d->batch = G3__MAX(d->batch, c->vision.tokens);              // a picture is never split
     if (d->context > 0) d->batch = G3__MIN(d->batch, d->context);
     if (d->logits_rows < 1 || d->probe.rows < 1) return g3__fail(err, G3_ERR_ARGUMENT, "logits_rows and probe.rows: a number of rows is needed") == G3_OK;
     d->logits_rows = G3__MIN(d->logits_rows, d->batch);
@@ -5772,7 +5889,14 @@ static bool g3__fits_with(const g3__asked *a, g3_kv kv, int context, uint64_t mo
     return room >= model && g3__mul(g3__session_bytes(a->c, &d, context, a->width), (uint64_t)a->sessions, &bytes) && bytes <= room - model;
 }
 
-// What would fit, each by itself: a shorter context, narrower caches, no vision; else all of them together; else nothing.
+static bool g3__fits_without(const g3__asked *a, uint64_t model, uint64_t room)     // pictures
+{
+    g3__asked b = *a;
+    b.d.no_images = true;
+    return g3__fits_with(&b, a->d.kv, a->d.context, model, room);
+}
+
+// What would fit, each by itself: a shorter context, narrower caches, no pictures; else all of them together; else nothing.
 static void g3__plan_remedy(const g3_plan *p, const g3__asked *a, uint64_t room, char *text, size_t size)
 {
     static const struct { g3_kv kv; const char *name; } narrow[] = {{G3_KV_BF16, "kv bf16"}, {G3_KV_INT8, "kv int8"}};
@@ -5782,10 +5906,11 @@ static void g3__plan_remedy(const g3_plan *p, const g3__asked *a, uint64_t room,
     if (p->max_context) n += snprintf(text, size, "context %d", p->max_context);
     for (int i = 0; i < 2; i++)
         if (g3__kv_size(narrow[i].kv) < g3__kv_size(a->d.kv) && g3__fits_with(a, narrow[i].kv, a->d.context, model, room)) { n += snprintf(text + n, size - (size_t)n, "%s%s", n ? " or " : "", narrow[i].name); break; }
-    if (a->w->vision && p->total - p->vision <= room) n += snprintf(text + n, size - (size_t)n, "%sno_vision", n ? " or " : "");
+    if (a->w->vision && g3__fits_without(a, model, room)) n += snprintf(text + n, size - (size_t)n, "%sno_images", n ? " or " : "");
+    if (a->w->vision && g3__fits_without(a, model - p->vision, room)) n += snprintf(text + n, size - (size_t)n, "%sno_vision", n ? " or " : "");
     if (n) return;
     d.kv = G3_KV_INT8;
-    d.batch = G3__MIN(d.batch, a->w->vision ? G3__MAX(64, a->c->vision.tokens) : 64);
+    d.batch = G3__MIN(d.batch, a->d.no_images ? 64 : G3__MAX(64, a->c->vision.tokens));
     least = room > model ? g3__largest_context(a->c, &d, a->sessions, a->width, room - model) : 0;
     if (least) snprintf(text, size, "kv int8, batch %d and context %d", d.batch, least);
     else snprintf(text, size, "only a smaller model");
@@ -6122,6 +6247,21 @@ static void g3__load_targets(g3__loading *l, const g3__place *place)
     }
 }
 
+// Tensors that no part of the model asked for are told once: under a name that is not known here, weights of a fine-tune would be missed in silence.
+static void g3__load_leftovers(const g3__loading *l)
+{
+    const g3__shards *s = &l->m->shards;
+    uint64_t n = 0, first = 0;
+    for (uint64_t i = 0; i < s->n; i++) {
+        const g3__str name = s->tensor[i].name;
+        if (l->to[i].dst || g3__str_ends(name, "quant_map") || g3__str_ends(name, ".bitsandbytes__nf4") || g3__str_ends(name, ".bitsandbytes__fp4")) continue;
+        if (!l->m->weights.vision && g3__of_vision(name)) continue;
+        if (!n++) first = i;
+    }
+    if (n) g3__log(l->m, G3_LOG_WARN, "%s: %llu tensor%s no part of Gemma 3 and not used%s %.*s", l->m->name, (unsigned long long)n, n == 1 ? " is" : "s are", n == 1 ? ":" : "; the first:",
+                   (int)G3__MIN(s->tensor[first].name.n, (size_t)200), s->tensor[first].name.p);
+}
+
 static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
 {
     g3__loading l = G3__ZERO;
@@ -6131,6 +6271,7 @@ static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
     l.to = (g3__target *)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.to, err);
     if (!l.to) return false;
     g3__load_targets(&l, place);
+    g3__load_leftovers(&l);
     l.n = g3__load_chunks(&l);
     int cap = l.n;
     g3__pool_init(&pool, width, m->desc.parallel.for_fn ? &m->desc.parallel : NULL);
@@ -6260,6 +6401,67 @@ static void g3__load_tower(g3_model *m, const g3__place *place)
     m->screen.bound = (float *)(void *)place[m->weights.n].nested_absmax;
 }
 
+// ---- the vision tower
+
+static g3__bits g3__sight_bits(const g3_model *m, const g3__place *place, const g3__weight *w)
+{
+    return g3__weight_bits(m, w, &place[w - m->weights.w]);
+}
+
+static void g3__sight_mat(const g3_model *m, const g3__place *place, g3__mat *a, const g3__weight *w, const g3__weight *bias)     // one more segment of rows; bias NULL: none
+{
+    g3__mat_add(m, a, w, &place[w - m->weights.w]);
+    if (bias) a->seg[a->n_segs - 1].bias = g3__sight_bits(m, place, bias);
+}
+
+static g3__norm g3__sight_norm(const g3_model *m, const g3__place *place, const g3__weight *w, const g3__weight *bias)    // LayerNorm; bias NULL: RMSNorm
+{
+    g3__norm n = g3__rms_norm(m, w, &place[w - m->weights.w], m->config.vision.eps);
+    n.layer = bias != NULL;
+    if (bias) n.b = g3__sight_bits(m, place, bias);
+    return n;
+}
+
+static void g3__load_vision_layer(const g3_model *m, int i, const g3__place *place, g3__layer *L)
+{
+    const g3__vision_config *v = &m->config.vision;
+    const g3__weight *w = g3__vision_weight(&m->weights, i, 0);
+    L->op = m->op;
+    L->norm_att = g3__sight_norm(m, place, &w[G3__V_LN1], &w[G3__V_LN1_B]);
+    L->norm_ffn = g3__sight_norm(m, place, &w[G3__V_LN2], &w[G3__V_LN2_B]);
+    for (int k = G3__V_Q; k <= G3__V_V; k += 2) g3__sight_mat(m, place, &L->qkv, &w[k], &w[k + 1]);
+    g3__sight_mat(m, place, &L->wo, &w[G3__V_OUT], &w[G3__V_OUT_B]);
+    g3__sight_mat(m, place, &L->gate_up, &w[G3__V_FC1], &w[G3__V_FC1_B]);
+    g3__sight_mat(m, place, &L->down, &w[G3__V_FC2], &w[G3__V_FC2_B]);
+    L->att.heads = L->att.kv_heads = v->heads;
+    L->att.head_dim = v->dim / v->heads;
+    L->att.scale = (float)(1.0 / sqrt((double)L->att.head_dim));
+    L->att.angles = -1;
+}
+
+static bool g3__load_vision(g3_model *m, const g3__place *place, g3_error *err)
+{
+    const g3__vision_config *c = &m->config.vision;
+    const g3__weight *once = &m->weights.w[m->weights.n_text], *proj = g3__proj_weight(&m->weights, G3__PROJ);
+    g3__vit *v = &m->vit;
+    v->tower.layer = (g3__layer *)g3__zone_alloc(&m->keep, (uint64_t)c->layers, sizeof *v->tower.layer, err);
+    if (!v->tower.layer) return false;
+    v->tower.layers = c->layers;
+    v->tower.dim = c->dim;
+    for (int i = 0; i < c->layers; i++) g3__load_vision_layer(m, i, place, &v->tower.layer[i]);
+    g3__sight_mat(m, place, &v->embed, &once[G3__PATCH], &once[G3__PATCH_B]);
+    g3__sight_mat(m, place, &v->positions, &once[G3__POS], NULL);
+    v->post = g3__sight_norm(m, place, &once[G3__POST_LN], &once[G3__POST_LN_B]);
+    v->soft = g3__sight_norm(m, place, g3__proj_weight(&m->weights, G3__SOFT_NORM), NULL);
+    g3__sight_mat(m, place, &v->proj, proj, NULL);
+    v->proj.transposed = true;                           // the file has [dim][text dim]
+    v->proj.rows = v->proj.seg[0].rows = proj->cols;
+    v->proj.cols = proj->rows;
+    v->side = c->image / c->patch;
+    v->pool = v->side / (int)sqrt((double)c->tokens);
+    return true;
+}
+
 static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
 {
     bool own = m->heap.a.alloc_fn == g3__default_alloc;
@@ -6291,6 +6493,7 @@ static bool g3__load_all(g3_model *m, g3_error *err)
         ok = g3__load_weights(m, place, err) && g3__load_check(m, place, err);
     }
     if (ok) g3__load_tower(m, place);
+    if (ok && m->weights.vision) ok = g3__load_vision(m, place, err);
     g3__heap_free(&m->heap, place, n + 1, sizeof *place);
     return ok;
 }
@@ -6331,6 +6534,8 @@ typedef struct g3__emit {
     char *text;                        // text since the last control token that is not encoded yet: local, or a larger piece of `a`
     size_t used, room;
     const int *held; int n_held;       // tokens a session holds: an answer found there word for word keeps its ids; NULL: none
+    g3__picture *pictures; int64_t most, n_pictures;     // what is to be looked at, the first `most`; NULL: only ids are wanted
+    int64_t at;                        // position of ids[0]
     char local[G3__EMIT_LOCAL];
 } g3__emit;
 
@@ -6349,6 +6554,8 @@ static void g3__emit_begin(g3__emit *e, const g3__tok *t, const g3_allocator *a,
     e->room = sizeof e->local;
     e->held = NULL;
     e->n_held = 0;
+    e->pictures = NULL;
+    e->most = e->n_pictures = e->at = 0;
 }
 
 static void g3__emit_encode(g3__emit *e, size_t n)       // the first n bytes of the text become ids
@@ -6447,22 +6654,65 @@ static g3__str g3__trim(g3__str s)
 
 // ---- pieces of a conversation. `who` names the message in errors ("message 3", "the turn").
 
-static void g3__emit_image(g3__emit *e)                  // the newlines join the text around
+static uint64_t g3__image_hash(const g3_image *img, const g3__rect *crop)
+{
+    const size_t stride = img->stride ? (size_t)img->stride : 3 * (size_t)img->width;
+    uint64_t h = (uint64_t)(unsigned)crop->w << 32 | (unsigned)crop->h;
+    for (int y = crop->y; y < crop->y + crop->h; y++) {
+        uint64_t both[2];
+        both[0] = h;
+        both[1] = g3__hash(img->rgb + (size_t)y * stride + 3 * (size_t)crop->x, 3 * (size_t)crop->w);
+        h = g3__hash(both, sizeof both);
+    }
+    return h;
+}
+
+static void g3__emit_picture(g3__emit *e, const g3_image *img, const g3__rect *crop)     // remembers what its soft tokens stand for; beyond `most` the prompt is too long anyway
+{
+    if (e->pictures && e->n_pictures < e->most && !e->failed) {
+        g3__picture *p = &e->pictures[e->n_pictures];
+        p->pos = (int)(e->at + e->n);
+        p->hash = g3__image_hash(img, crop);
+        p->image = img;
+        p->crop = *crop;
+    }
+    e->n_pictures++;
+}
+
+static void g3__emit_image(g3__emit *e, const g3_image *img, const g3__rect *crop)       // the newlines join the text around
 {
     g3__emit_text(e, g3__str_c("\n\n"));
     g3__emit_control(e, e->c->boi, "<start_of_image>");
+    g3__emit_picture(e, img, crop);
     for (int i = 0; i < e->c->soft_count; i++) g3__emit_control(e, e->c->soft, "<image_soft_token>");
     g3__emit_control(e, e->c->eoi, "<end_of_image>");
     g3__emit_text(e, g3__str_c("\n\n"));
+}
+
+// The whole picture, and with pan & scan its crops in the words that the model was trained with.
+static void g3__emit_images(g3__emit *e, const g3_part *part)
+{
+    const g3_image *img = part->image;
+    g3__rect whole = { 0, 0, img->width, img->height }, crop[4];
+    int n = part->pan_and_scan ? g3__image_crops(img->width, img->height, crop) : 0;
+    if (n) g3__emit_text(e, g3__str_c(g3__pan_text[0]));
+    g3__emit_image(e, img, &whole);
+    if (n) g3__emit_text(e, g3__str_c(g3__pan_text[1]));
+    for (int i = 0; i < n; i++) {
+        if (i) g3__emit_text(e, g3__str_c(g3__pan_text[2]));
+        g3__emit_image(e, img, &crop[i]);
+    }
 }
 
 static void g3__emit_part(g3__emit *e, const g3_part *part, const char *who, int i)
 {
     if (part->text && part->image)
         e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "part %d of %s holds both a text and an image; make it two parts", i, who);
-    else if (part->pan_and_scan)
-        e->failed = g3__fail(e->err, G3_ERR_UNSUPPORTED, "part %d of %s asks for pan_and_scan, which is not in this build", i, who);
-    else if (part->image) g3__emit_image(e);
+    else if (part->pan_and_scan && !part->image)
+        e->failed = g3__fail(e->err, G3_ERR_ARGUMENT, "part %d of %s asks for pan_and_scan and is no picture", i, who);
+    else if (part->image && !g3__image_check(part->image, e->err))
+        e->failed = G3_ERR_ARGUMENT;
+    else if (part->image) g3__emit_images(e, part);
     else if (part->text) g3__emit_text(e, g3__trim(g3__str_c(part->text)));
 }
 
@@ -6605,6 +6855,16 @@ static int64_t g3__render(const g3__tok *t, const g3_allocator *a, const g3__cha
 
 static const g3__ops *g3__probe_table(void);
 static void g3__probe_carve(g3_session *s);
+static void g3__probe_show(g3_session *s, g3_view *v);
+static void g3__sight_tick(g3__run *r);
+
+static void g3__sight_carve(g3_session *s)
+{
+    g3__layer *own = s->sight.vit.tower.layer;           // the layout has put it there for a probe
+    s->sight.vit = s->m->vit;
+    if (s->desc.probe.probe_fn && !s->desc.no_images) s->sight.vit.tower.layer = own;
+    s->sight.kv_at = &s->sight.kv;
+}
 
 static void g3__session_carve(g3_session *s)             // pointers into the arena; also after the arena of another session was copied over it
 {
@@ -6613,6 +6873,8 @@ static void g3__session_carve(g3_session *s)             // pointers into the ar
     g3__lay_session(&l, &s->m->config, &s->desc, g3__pool_width(&s->m->pool), s);
     for (int i = 0; i < s->m->config.layers; i++) s->kv_of[i] = &s->kv[i];
     s->run.kv = s->kv_of;
+    s->run.tick = g3__sight_tick;
+    g3__sight_carve(s);
     s->run.op = s->m->op;
     s->run.simd = s->m->simd;
     s->run.pool = &s->m->pool;
@@ -6693,23 +6955,123 @@ static bool g3__cancelled(g3_session *s)
     return g3__atomic_get(&s->cancel) && g3__fail(&s->err, G3_ERR_STOPPED, "the call was cancelled");
 }
 
+// ---- pictures
+
+// The beginning of the picture that pos falls into, else pos itself. Pictures with no token between them are one block: their rows see each other.
+static int g3__block_start(const g3_session *s, int pos)
+{
+    const int size = s->m->config.vision.tokens;
+    for (int i = s->n_pictures; i-- > 0; ) {
+        const int from = s->pictures[i].pos, end = from + size;
+        const bool joined = i + 1 < s->n_pictures && s->pictures[i + 1].pos == end;
+        if (from < pos && (pos < end || (pos == end && joined))) pos = from;
+    }
+    return pos;
+}
+
+static void g3__pictures_drop(g3_session *s, int held)   // those from position `held` on
+{
+    while (s->n_pictures && s->pictures[s->n_pictures - 1].pos >= held) s->n_pictures--;
+}
+
+static void g3__sight_show(g3_session *s, const char *name, int layer, int pos, float *x, int rows, int cols)
+{
+    g3_view v = G3__ZERO;
+    v.point = G3_POINT_VISION;
+    v.name = name;
+    v.layer = layer;
+    v.pos = pos;
+    v.rows = rows;
+    v.heads = 1;
+    v.cols = cols;
+    v.data = x;
+    g3__probe_show(s, &v);
+}
+
+// Between the layers of the tower: was the call cancelled, is progress_fn or probe_fn against going on?
+static void g3__sight_tick(g3__run *r)
+{
+    g3_session *s = (g3_session *)(void *)((char *)r - offsetof(g3_session, run));
+    const g3_progress *p = &s->desc.progress;
+    const uint64_t layers = (uint64_t)r->tower->layers;
+    if (s->err.code || g3__cancelled(s)) return;
+    if (p->progress_fn && p->progress_fn(p->user, "pictures", (uint64_t)s->sight.looked * layers + (uint64_t)r->layer, (uint64_t)s->sight.asked * layers))
+        g3__fail(&s->err, G3_ERR_STOPPED, "stopped by progress_fn while looking at picture %d of %d", s->sight.looked + 1, s->sight.asked);
+    g3__sight_show(s, r->layer ? "layer" : "patches", r->layer - 1, s->sight.pos, r->a.x, r->shape.batch, r->tower->dim);
+}
+
+// One picture through the tower: y [tokens][dim] are rows of the text's residual stream.
+static void g3__look(g3_session *s, const g3__picture *p, float *y)
+{
+#ifndef GEMMA3_NO_VISION
+    g3__sight *o = &s->sight;
+    const g3__vision_config *c = &s->m->config.vision;
+    const g3__run text = s->run;
+    double start = g3__clock();
+    if (s->err.code || !g3__image_patches(p->image, &p->crop, c->image, c->patch, o->patches, o->room, o->room_size, &s->err)) return;
+    for (int t = 0; t < o->shape.batch; t++) {
+        o->rows[t].pos = t;
+        o->rows[t].span = o->shape.batch - 1;
+        o->rows[t].seq = 0;
+    }
+    o->pos = p->pos;
+    s->run.shape = o->shape;
+    s->run.a = o->a;
+    s->run.kv = &o->kv_at;
+    s->run.rows = o->rows;
+    g3__vit_forward(&s->run, &o->vit, o->patches, y);
+    s->run = text;
+    g3__sight_show(s, "soft tokens", -1, p->pos, y, c->tokens, s->m->config.dim);
+    s->stats.image_s += g3__clock() - start;
+    if (s->err.code) return;
+    o->looked++;
+    s->stats.images++;
+#else
+    (void)s; (void)p; (void)y;
+#endif
+}
+
 // ---- steps
 
-static void g3__step(g3_session *s, int n)               // the next n held tokens go through the model
+static void g3__step_pictures(g3_session *s, int n)      // of the next n tokens: their rows of x, and what each row of them may see
+{
+    const int size = s->m->config.vision.tokens;
+    for (int i = 0; i < s->n_pictures; i++) {
+        const int row = s->pictures[i].pos - s->done;
+        if (row < 0 || row >= n) continue;
+        for (int t = row; t < row + size; t++) s->step_ids[t] = -1;
+        g3__look(s, &s->pictures[i], s->run.a.x + (size_t)row * (size_t)s->m->config.dim);
+    }
+    for (int t = n - 1; t-- > 0; )
+        if (s->step_ids[t] < 0 && s->step_ids[t + 1] < 0) s->run.rows[t].span = s->run.rows[t + 1].span;
+}
+
+static void g3__step(g3_session *s, int n)               // the next n held tokens go through the model; pictures among them are whole
 {
     for (int t = 0; t < n; t++) {
         g3__row *row = &s->run.rows[t];
         row->pos = row->span = s->done + t;
         row->seq = 0;
+        s->step_ids[t] = s->ids[s->done + t];
     }
     s->kept = 0;
     s->logits_done = false;
+    if (s->n_pictures) g3__step_pictures(s, n);
+    if (s->err.code) return;
     s->high = G3__MAX(s->high, s->done + n);             // from here on older rows of the rings are gone, whatever happens
-    g3__text_forward(&s->run, &s->text, &s->m->embed, s->ids + s->done, n);
+    g3__text_forward(&s->run, &s->text, &s->m->embed, s->step_ids, n);
     if (s->err.code) return;
     s->done += n;
     s->last = n;
     s->kept = G3__MIN(n, s->desc.logits_rows);
+}
+
+// The next step: a batch, or less so that no picture is cut.
+static int g3__step_size(g3_session *s)
+{
+    int n = g3__block_start(s, s->done + G3__MIN(s->held - s->done, s->desc.batch)) - s->done;
+    if (n < 1) g3__fail(&s->err, G3_ERR_ARGUMENT, "pictures with no token between them are more than the %d rows of a step; a larger batch or a token between them would do", s->desc.batch);
+    return n;
 }
 
 // Everything held goes through the model, in steps of `batch`. On failure the first `keep` tokens stay held (a sampled token waits
@@ -6719,20 +7081,27 @@ static bool g3__advance(g3_session *s, int keep, bool report)
     const g3_progress *p = &s->desc.progress;
     int from = s->done, total = s->held - from;
     while (s->done < s->held && !s->err.code && !g3__cancelled(s)) {
-        g3__step(s, G3__MIN(s->held - s->done, s->desc.batch));
+        int n = g3__step_size(s);
+        if (n > 0) g3__step(s, n);
         if (!s->err.code && report && p->progress_fn && p->progress_fn(p->user, "prompt", (uint64_t)(s->done - from), (uint64_t)total))
             g3__fail(&s->err, G3_ERR_STOPPED, "the prompt was stopped by progress_fn after %d of %d tokens", s->done - from, total);
     }
     s->held = G3__MAX(s->done, keep);
+    g3__pictures_drop(s, s->held);
     return !s->err.code;
 }
 
-static bool g3__check_ids(g3_session *s, const int *ids, int n)
+// Every id has a row in the table, or stands for a part of one of the `pictures`: no more of these, and no fewer.
+static bool g3__check_ids(g3_session *s, const int *ids, int n, int pictures)
 {
+    const g3__config *c = &s->m->config;
+    int64_t soft = 0, want = (int64_t)pictures * c->vision.tokens;
     for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= s->m->config.vocab)
-            return g3__fail(&s->err, G3_ERR_ARGUMENT, "token %d of %d has the id %d; the model's table has rows 0 to %d", i, n, ids[i], s->m->config.vocab - 1) == G3_OK;
-    return true;
+        if (c->multimodal && ids[i] == c->image_token) soft++;
+        else if (ids[i] < 0 || ids[i] >= c->vocab)
+            return g3__fail(&s->err, G3_ERR_ARGUMENT, "token %d of %d has the id %d; the model's table has rows 0 to %d", i, n, ids[i], c->vocab - 1) == G3_OK;
+    return soft == want || g3__fail(&s->err, G3_ERR_ARGUMENT, "the tokens have the id %d, which stands for a part of a picture, %lld times, where %lld belong to pictures given; g3_add_image adds one",
+                                    c->image_token, (long long)soft, (long long)want) == G3_OK;
 }
 
 static bool g3__check_room(g3_session *s, int64_t held, int64_t n)
@@ -6749,27 +7118,60 @@ static void g3__stats_begin(g3_session *s)               // counts run from the 
     s->stats.prompt_s = s->stats.image_s = s->stats.first_s = s->stats.new_s = 0;
 }
 
-// n tokens that stand at ids + held already. On failure those that went through stay.
-static bool g3__add_held(g3_session *s, int n)
+// n tokens that stand at ids + held already, and the pictures among them, behind those held. On failure those that went through stay.
+static bool g3__add_held(g3_session *s, int n, int pictures)
 {
     double start = g3__clock();
     int waiting = s->held - s->done, before = s->done;
     g3__stats_begin(s);
+    double looking = s->stats.image_s;
+    s->n_pictures += pictures;
+    s->sight.asked = pictures;
+    s->sight.looked = 0;
     s->answering = G3__ANSWER_NONE;
     s->finish = G3_FINISH_NONE;
     int keep = s->held;
     s->held += n;
     bool ok = g3__advance(s, keep, true);
     s->stats.prompt_tokens += G3__MAX(s->done - before - waiting, 0);
-    s->stats.prompt_s += g3__clock() - start;
+    s->stats.prompt_s += g3__clock() - start - (s->stats.image_s - looking);
+    for (int i = 0; i < s->n_pictures; i++) s->pictures[i].image = NULL;         // the caller's again
     return ok;
 }
 
 static bool g3__add_ids(g3_session *s, const int *ids, int n)
 {
-    if (!g3__check_ids(s, ids, n) || !g3__check_room(s, s->held, n)) return false;
+    if (!g3__check_ids(s, ids, n, 0) || !g3__check_room(s, s->held, n)) return false;
     if (n) memcpy(s->ids + s->held, ids, (size_t)n * sizeof *ids);
-    return g3__add_held(s, n);
+    return g3__add_held(s, n, 0);
+}
+
+static bool g3__sees(g3_session *s)                      // may pictures be added?
+{
+    const g3_model *m = s->m;
+    if (!s->desc.no_images) return true;
+#ifdef GEMMA3_NO_VISION
+    return g3__fail(&s->err, G3_ERR_UNSUPPORTED, "pictures: this build has no vision tower (GEMMA3_NO_VISION)") == G3_OK;
+#endif
+    if (m->weights.vision) return g3__fail(&s->err, G3_ERR_ARGUMENT, "pictures: this session was opened with no_images") == G3_OK;
+    if (m->desc.no_vision && m->config.has_vision) return g3__fail(&s->err, G3_ERR_ARGUMENT, "pictures: %s was opened with no_vision", m->name) == G3_OK;
+    return g3__fail(&s->err, G3_ERR_MODEL, "pictures: the files of %s bring no vision tower, it reads text only", m->name) == G3_OK;
+}
+
+static bool g3__add_image(g3_session *s, const g3_image *img)
+{
+    const int size = s->m->config.vision.tokens;
+    g3__rect whole = { 0, 0, img->width, img->height };
+    if (!g3__sees(s) || !g3__image_check(img, &s->err) || !g3__check_room(s, s->held, size)) return false;
+    if (s->n_pictures && s->pictures[s->n_pictures - 1].pos + size == s->held)
+        return g3__fail(&s->err, G3_ERR_ARGUMENT, "two pictures touch: add at least one token between them, as the chat template's frame does") == G3_OK;
+    g3__picture *p = &s->pictures[s->n_pictures];
+    p->pos = s->held;
+    p->hash = g3__image_hash(img, &whole);
+    p->image = img;
+    p->crop = whole;
+    for (int i = 0; i < size; i++) s->ids[s->held + i] = s->m->config.image_token;
+    return g3__add_held(s, size, 1);
 }
 
 // ---- going back
@@ -6787,8 +7189,10 @@ static bool g3__can_rewind(const g3_session *s, int pos)
 static int g3__rewind(g3_session *s, int pos)            // the position reached
 {
     if (pos >= s->held) return s->held;
+    pos = g3__block_start(s, pos);
     if (pos <= 0 || !g3__can_rewind(s, pos)) pos = 0;
     s->held = pos;
+    g3__pictures_drop(s, pos);
     s->done = G3__MIN(s->done, pos);
     if (!pos) s->high = 0;
     s->kept = 0;
@@ -6868,14 +7272,17 @@ static g3_session *g3__probe_session(g3__run *r) { return (g3_session *)(void *)
 static void g3__probe_show(g3_session *s, g3_view *v)
 {
     const g3_probe *p = &s->desc.probe;
-    if (s->err.code || !(p->points & (unsigned)v->point)) return;
-    v->layer = s->run.layer;
+    if (s->err.code || !p->probe_fn || !(p->points & (unsigned)v->point)) return;
+    if (v->point != G3_POINT_VISION) v->layer = s->run.layer;
     if (p->probe_fn(p->user, v)) g3__fail(&s->err, G3_ERR_STOPPED, "stopped by probe_fn at %s of layer %d", v->name, v->layer);
 }
+
+static bool g3__probe_sight(const g3_session *s) { return s->run.tower == &s->sight.vit.tower; }         // is it the vision tower that runs?
 
 static void g3__probe_rows(g3_session *s, g3_point point, const char *name, float *x, int cols, int n)    // the last rows of [n][cols]
 {
     g3_view v = G3__ZERO;
+    if (g3__probe_sight(s)) return;                      // its rows are shown between the layers
     v.point = point;
     v.name = name;
     v.rows = G3__MIN(n, s->desc.probe.rows);
@@ -6886,13 +7293,20 @@ static void g3__probe_rows(g3_session *s, g3_point point, const char *name, floa
     g3__probe_show(s, &v);
 }
 
-static void g3__probe_op(g3_session *s, const char *name, int n, double start, uint64_t bytes, uint64_t flops)
+enum { G3__OP_EMBED, G3__OP_LINEAR, G3__OP_QKV, G3__OP_WO, G3__OP_UP, G3__OP_DOWN, G3__OP_NORM, G3__OP_ROPE, G3__OP_ATTEND, G3__OP_ADD, G3__OP_GELU, G3__OP_POOL, G3__OPS };
+static const char *const g3__op_names[2][G3__OPS] = {
+    {"embed", "linear", "qkv", "wo", "gate_up", "down", "norm", "rope", "attend", "add", "geglu", "pool"},
+    {"vision embed", "vision linear", "vision qkv", "vision wo", "vision up", "vision down", "vision norm", "vision append", "vision attend", "vision add", "vision gelu", "vision pool"}
+};
+
+static void g3__probe_op(g3_session *s, int op, int n, double start, uint64_t bytes, uint64_t flops)
 {
     g3_view v = G3__ZERO;
+    bool sight = g3__probe_sight(s);
     v.point = G3_POINT_OP;
-    v.name = name;
+    v.name = g3__op_names[sight][op];
     v.rows = n;
-    v.pos = s->run.rows[0].pos;
+    v.pos = sight ? s->sight.pos : s->run.rows[0].pos;
     v.seconds = g3__clock() - start;
     v.bytes = bytes;
     v.flops = flops;
@@ -6916,18 +7330,18 @@ static void g3__probe_embed(g3__run *r, float *y, const g3__mat *E, const int *i
     g3_session *s = g3__probe_session(r);
     double start = g3__clock();
     s->m->op->embed(r, y, E, ids, n, scale);
-    g3__probe_op(s, "embed", n, start, (uint64_t)n * g3__mat_bytes(E) / (uint64_t)G3__MAX(E->rows, 1), (uint64_t)n * (uint64_t)E->cols);
+    g3__probe_op(s, G3__OP_EMBED, n, start, (uint64_t)n * g3__mat_bytes(E) / (uint64_t)G3__MAX(E->rows, 1), (uint64_t)n * (uint64_t)E->cols);
     g3__probe_rows(s, G3_POINT_EMBED, "embed", y, E->cols, n);
 }
 
 static void g3__probe_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
 {
     g3_session *s = g3__probe_session(r);
-    const g3__layer *L = r->layer >= 0 ? &s->layers[r->layer] : NULL;
-    const char *name = !L ? "linear" : W == &L->qkv ? "qkv" : W == &L->wo ? "wo" : W == &L->gate_up ? "gate_up" : "down";
+    const g3__layer *L = r->layer >= 0 && r->layer < r->tower->layers ? &r->tower->layer[r->layer] : NULL;
+    int op = !L ? G3__OP_LINEAR : W == &L->qkv ? G3__OP_QKV : W == &L->wo ? G3__OP_WO : W == &L->gate_up ? G3__OP_UP : G3__OP_DOWN;
     double start = g3__clock();
     s->m->op->linear(r, y, x, norm, W, n);
-    g3__probe_op(s, name, n, start, g3__mat_bytes(W), 2 * (uint64_t)n * (uint64_t)W->rows * (uint64_t)W->cols);
+    g3__probe_op(s, op, n, start, g3__mat_bytes(W), 2 * (uint64_t)n * (uint64_t)W->rows * (uint64_t)W->cols);
 }
 
 static void g3__probe_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
@@ -6935,7 +7349,7 @@ static void g3__probe_norm(g3__run *r, float *y, const float *x, const g3__norm 
     g3_session *s = g3__probe_session(r);
     double start = g3__clock();
     s->m->op->norm(r, y, x, norm, n);
-    g3__probe_op(s, "norm", n, start, 8 * (uint64_t)n * (uint64_t)norm->dim, 4 * (uint64_t)n * (uint64_t)norm->dim);
+    g3__probe_op(s, G3__OP_NORM, n, start, 8 * (uint64_t)n * (uint64_t)norm->dim, 4 * (uint64_t)n * (uint64_t)norm->dim);
 }
 
 static void g3__probe_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv, const g3__row *rows, int n)
@@ -6944,7 +7358,7 @@ static void g3__probe_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv
     uint64_t numbers = (uint64_t)n * (uint64_t)(a->heads + 2 * a->kv_heads) * (uint64_t)a->head_dim;
     double start = g3__clock();
     s->m->op->rope(r, qkv, a, kv, rows, n);
-    g3__probe_op(s, "rope", n, start, 4 * numbers, 6 * numbers);
+    g3__probe_op(s, G3__OP_ROPE, n, start, 4 * numbers, 6 * numbers);
 }
 
 static void g3__probe_attention(g3_session *s, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)   // row by row
@@ -6970,22 +7384,22 @@ static void g3__probe_attend(g3__run *r, float *y, const float *qkv, const g3__a
     double start = g3__clock();
     s->m->op->attend(r, y, qkv, a, kv, rows, n);
     for (int t = 0; t < n; t++) {
-        uint64_t keys = (uint64_t)(a->window ? G3__MIN(rows[t].span + 1, a->window) : rows[t].span + 1);
+        uint64_t keys = (uint64_t)(rows[t].span + 1 - (a->window ? G3__MAX(rows[t].pos - a->window + 1, 0) : 0));
         seen += keys;
         most = G3__MAX(most, keys + (uint64_t)n - 1);
     }
-    g3__probe_op(s, "attend", n, start, G3__MIN(most, (uint64_t)kv->rows) * row, 4 * seen * (uint64_t)a->heads * (uint64_t)a->head_dim);
-    if (s->seen) g3__probe_attention(s, qkv, a, kv, rows, n);
+    g3__probe_op(s, G3__OP_ATTEND, n, start, G3__MIN(most, (uint64_t)kv->rows) * row, 4 * seen * (uint64_t)a->heads * (uint64_t)a->head_dim);
+    if (s->seen && !g3__probe_sight(s)) g3__probe_attention(s, qkv, a, kv, rows, n);
 }
 
 static void g3__probe_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
 {
     g3_session *s = g3__probe_session(r);
-    bool last = r->layer >= 0 && norm == &s->layers[r->layer].post_ffn;
+    bool last = norm && r->layer >= 0 && norm == &r->tower->layer[r->layer].post_ffn;
     g3__probe_rows(s, G3_POINT_BRANCH, last ? "feed-forward" : "attention", (float *)(uintptr_t)y, dim, n);
     double start = g3__clock();
     s->m->op->add(r, x, y, norm, dim, n);
-    g3__probe_op(s, "add", n, start, 12 * (uint64_t)n * (uint64_t)dim, 5 * (uint64_t)n * (uint64_t)dim);
+    g3__probe_op(s, G3__OP_ADD, n, start, 12 * (uint64_t)n * (uint64_t)dim, 5 * (uint64_t)n * (uint64_t)dim);
     if (last) g3__probe_rows(s, G3_POINT_LAYER, "layer", x, dim, n);
 }
 
@@ -6994,7 +7408,24 @@ static void g3__probe_geglu(g3__run *r, float *y, const float *gu, int m, int n)
     g3_session *s = g3__probe_session(r);
     double start = g3__clock();
     s->m->op->geglu(r, y, gu, m, n);
-    g3__probe_op(s, "geglu", n, start, 12 * (uint64_t)n * (uint64_t)m, 10 * (uint64_t)n * (uint64_t)m);
+    g3__probe_op(s, G3__OP_GELU, n, start, 12 * (uint64_t)n * (uint64_t)m, 10 * (uint64_t)n * (uint64_t)m);
+}
+
+static void g3__probe_gelu(g3__run *r, float *y, int m, int n)
+{
+    g3_session *s = g3__probe_session(r);
+    double start = g3__clock();
+    s->m->op->gelu(r, y, m, n);
+    g3__probe_op(s, G3__OP_GELU, n, start, 8 * (uint64_t)n * (uint64_t)m, 9 * (uint64_t)n * (uint64_t)m);
+}
+
+static void g3__probe_pool(g3__run *r, float *y, const float *x, int side, int k, int dim)
+{
+    g3_session *s = g3__probe_session(r);
+    uint64_t n = (uint64_t)side * (uint64_t)side * (uint64_t)dim;
+    double start = g3__clock();
+    s->m->op->pool(r, y, x, side, k, dim);
+    g3__probe_op(s, G3__OP_POOL, side * side, start, 4 * n + 4 * n / (uint64_t)(k * k), n);
 }
 
 static void g3__probe_begin(g3__run *r, int n) { g3__probe_session(r)->m->op->begin(r, n); }
@@ -7007,6 +7438,10 @@ static void g3__probe_carve(g3_session *s)               // the session's own la
         s->layers[i].op = g3__probe_table();
     }
     s->text.layer = s->layers;
+    for (int i = 0; !s->desc.no_images && i < s->m->vit.tower.layers; i++) {
+        s->sight.vit.tower.layer[i] = s->m->vit.tower.layer[i];
+        s->sight.vit.tower.layer[i].op = g3__probe_table();
+    }
     s->run.op = g3__probe_table();
 }
 
@@ -7014,7 +7449,7 @@ static const g3__ops *g3__probe_table(void)
 {
     static const g3__ops table = {
         "probe", NULL, NULL, NULL, NULL, g3__probe_begin, g3__probe_end, g3__probe_embed, g3__probe_linear, g3__probe_norm,
-        g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, NULL, NULL, NULL
+        g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, g3__probe_gelu, g3__probe_pool, NULL
     };
     return &table;
 }
@@ -7174,10 +7609,10 @@ static g3__chat_ids g3__model_chat_ids(const g3_model *m)
     return c;
 }
 
-static bool g3__no_pictures(const g3_part *parts, int n, g3_error *err)
+static bool g3__parts_seen(g3_session *s, const g3_part *parts, int n)       // pictures only where they can be looked at
 {
     for (int i = 0; i < n && parts; i++)
-        if (parts[i].image) return g3__fail(err, G3_ERR_UNSUPPORTED, "part %d is a picture: this build reads text only", i) == G3_OK;
+        if (parts[i].image && !g3__sees(s)) return false;
     return true;
 }
 
@@ -7204,14 +7639,17 @@ static bool g3__turn_add(g3_session *s, const g3_turn *turn)
     g3__chat_ids c;
     if (!turn || (!turn->text && !turn->n_parts)) return g3__fail(&s->err, G3_ERR_ARGUMENT, "turn: text or parts are required") == G3_OK;
     if (turn->system && s->held) return g3__fail(&s->err, G3_ERR_ARGUMENT, "system: only the first turn can bring a system text; g3_session_rewind(s, 0) starts afresh") == G3_OK;
-    if (!g3__need_text(s->m, &s->err) || !g3__no_pictures(turn->parts, turn->n_parts, &s->err)) return false;
+    if (!g3__need_text(s->m, &s->err) || !g3__parts_seen(s, turn->parts, turn->n_parts)) return false;
     g3__tell_untrained(s);
     c = g3__model_chat_ids(s->m);
     g3__emit_begin(&e, &s->m->tok, &s->m->heap.a, &c, s->ids + s->held, s->desc.context - s->held, &s->err);
+    e.pictures = s->pictures + s->n_pictures;
+    e.most = (int64_t)g3__most_pictures(&s->m->config, &s->desc) - s->n_pictures;
+    e.at = s->held;
     g3__turn_emit(&e, s, &c, turn);
     int64_t n = g3__emit_end(&e);
-    if (n < 0 || !g3__check_room(s, s->held, n) || !g3__check_ids(s, s->ids + s->held, (int)n)) return false;
-    bool ok = g3__add_held(s, (int)n);
+    if (n < 0 || !g3__check_room(s, s->held, n) || !g3__check_ids(s, s->ids + s->held, (int)n, (int)e.n_pictures)) return false;
+    bool ok = g3__add_held(s, (int)n, (int)e.n_pictures);
     s->speaking = s->speaking || s->held > 0;
     return ok;
 }
@@ -7227,26 +7665,41 @@ static void g3__turn_undo(g3_session *s, int held, bool speaking)
 
 // ---- whole conversations, each time: the longest beginning that is held is kept
 
+// Of the first `same` tokens that a new conversation and the held one share, those before the first picture that differs.
+static int g3__same_pictures(const g3_session *s, int n, int same)
+{
+    for (int i = 0; i < n; i++) {
+        const g3__picture *p = &s->fresh_pictures[i];
+        if (p->pos >= same) break;
+        if (i >= s->n_pictures || s->pictures[i].pos != p->pos || s->pictures[i].hash != p->hash) return p->pos;
+    }
+    return same;
+}
+
 static bool g3__messages_add(g3_session *s, const g3_message *messages, int n, bool generation_prompt)
 {
     g3__emit e;
     g3__chat_ids c;
-    int same = 0, from;
+    int same = 0, from, pictures = 0;
     if (!g3__need_text(s->m, &s->err)) return false;
     if (n < 0 || (n && !messages)) return g3__fail(&s->err, G3_ERR_ARGUMENT, "messages: n is %d%s", n, messages ? "" : " and messages is NULL") == G3_OK;
-    for (int i = 0; i < n; i++) if (!g3__no_pictures(messages[i].parts, messages[i].n_parts, &s->err)) return false;
+    for (int i = 0; i < n; i++) if (!g3__parts_seen(s, messages[i].parts, messages[i].n_parts)) return false;
     g3__tell_untrained(s);
     c = g3__model_chat_ids(s->m);
     g3__emit_begin(&e, &s->m->tok, &s->m->heap.a, &c, s->fresh, s->desc.context, &s->err);
     e.held = s->ids;
     e.n_held = s->held;
+    e.pictures = s->fresh_pictures;
+    e.most = (int64_t)g3__most_pictures(&s->m->config, &s->desc);
     g3__render_all(&e, messages, n, generation_prompt);
     int64_t total = g3__emit_end(&e);
-    if (total < 0 || !g3__check_room(s, 0, total) || !g3__check_ids(s, s->fresh, (int)total)) return false;
+    if (total < 0 || !g3__check_room(s, 0, total) || !g3__check_ids(s, s->fresh, (int)total, (int)e.n_pictures)) return false;
     while (same < s->done && same < total - 1 && s->fresh[same] == s->ids[same]) same++;
-    from = g3__rewind(s, same);
+    from = g3__rewind(s, g3__same_pictures(s, (int)e.n_pictures, same));
     memcpy(s->ids + from, s->fresh + from, (size_t)(total - from) * sizeof *s->ids);
-    bool ok = g3__add_held(s, (int)(total - from));
+    for (int i = 0; i < (int)e.n_pictures; i++)
+        if (s->fresh_pictures[i].pos >= from) s->pictures[s->n_pictures + pictures++] = s->fresh_pictures[i];
+    bool ok = g3__add_held(s, (int)(total - from), pictures);
     s->speaking = generation_prompt && ok;
     return ok;
 }
@@ -9769,6 +10222,9 @@ static void g3__model_name(g3_model *m)                  // the directory's last
 static bool g3__model_desc_take(g3_model *m, const g3_model_desc *d, g3_error *err)      // copied, strings too; zeros replaced
 {
     m->desc = *d;
+#ifdef GEMMA3_NO_VISION
+    m->desc.no_vision = true;
+#endif
     m->desc.allocator = m->heap.a;
     if (d->session) m->first = *d->session;
     m->desc.session = &m->first;
@@ -9836,7 +10292,7 @@ static bool g3__model_plan(g3_model *m, g3_plan *p)      // settles m->first, to
     a.limit = m->desc.memory_limit;
     a.free = a.limit ? 0 : g3__memory_free();
     a.host[0] = m->heap.peak;
-    a.host[1] = m->heap.live + (uint64_t)m->config.layers * sizeof(g3__layer) + G3__BLOCK_SIZE;
+    a.host[1] = m->heap.live + ((uint64_t)m->config.layers + (uint64_t)(m->weights.vision ? m->config.vision.layers : 0)) * sizeof(g3__layer) + G3__BLOCK_SIZE;
     a.host[2] = g3__load_staging(m);
     a.host[3] = sizeof(g3_session);
     g3__plan_make(p, &a);
@@ -10016,7 +10472,7 @@ G3_API int g3_session_rewind(g3_session *s, int pos, g3_error *err)
 
 static bool g3__same_shape(const g3_session *a, const g3_session *b)
 {
-    return a->m == b->m && a->desc.context == b->desc.context && a->desc.batch == b->desc.batch && a->desc.kv == b->desc.kv && a->desc.logits_rows == b->desc.logits_rows && a->arena_bytes == b->arena_bytes;
+    return a->m == b->m && a->desc.context == b->desc.context && a->desc.batch == b->desc.batch && a->desc.kv == b->desc.kv && a->desc.logits_rows == b->desc.logits_rows && a->lasting == b->lasting && a->arena_bytes == b->arena_bytes;
 }
 
 G3_API g3_result g3_session_copy(g3_session *to, const g3_session *from, g3_error *err)
@@ -10024,14 +10480,15 @@ G3_API g3_result g3_session_copy(g3_session *to, const g3_session *from, g3_erro
     g3__error_clear(err);
     if (g3__closed(to, "to", err) || g3__closed(from, "from", err)) return G3_ERR_ARGUMENT;
     if (to == from) return G3_OK;
-    if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv and logits_rows are needed");
-    memcpy(to->arena, from->arena, (size_t)from->arena_bytes);
+    if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv, logits_rows, no_images and probe are needed");
+    memcpy(to->arena, from->arena, (size_t)from->lasting);
     g3__session_carve(to);                               // the tables in the copy pointed into the other arena
     to->held = from->held;
     to->done = from->done;
     to->high = from->high;
     to->last = from->last;
     to->kept = from->kept;
+    to->n_pictures = from->n_pictures;
     to->logits_done = from->logits_done;
     to->answering = G3__ANSWER_NONE;
     to->speaking = from->speaking;
@@ -10126,7 +10583,9 @@ G3_API g3_result g3_add_image(g3_session *s, const g3_image *img, g3_error *err)
 {
     g3__error_clear(err);
     if (g3__closed(s, "session", err) || g3__closed(img, "img", err)) return G3_ERR_ARGUMENT;
-    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+    g3__call_begin(s);
+    g3__add_image(s, img);
+    return g3__call_end(s, err);
 }
 
 // ---- text

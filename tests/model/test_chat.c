@@ -353,16 +353,16 @@ static int bad_turns_change_nothing(void)
         case 1: t.text = "a"; t.parts = pan; t.n_parts = 1; break;
         case 2: t.n_parts = 2; break;
         case 3: t.n_parts = -1; t.parts = pan; break;
-        case 4: t.parts = picture; t.n_parts = 2; want = G3_ERR_UNSUPPORTED; break;
-        case 5: t.parts = both; t.n_parts = 1; want = G3_ERR_UNSUPPORTED; break;
-        case 6: t.parts = pan; t.n_parts = 1; want = G3_ERR_UNSUPPORTED; break;
+        case 4: t.parts = picture; t.n_parts = 2; want = G3_ERR_MODEL; break;
+        case 5: t.parts = both; t.n_parts = 1; want = G3_ERR_MODEL; break;
+        case 6: t.parts = pan; t.n_parts = 1; break;
         default: t.text = "a"; t.system = "b"; break;
         }
         CHECK(g3_chat(s, &t, &err) == want && err.code == want && err.text[0] && holds(s, &c) && g3_add_turn(s, &t, &err) == want && holds(s, &c) && g3_logits(s, &err));
     }
     CHECK(g3_chat(s, NULL, &err) == G3_ERR_ARGUMENT && g3_add_turn(s, NULL, &err) == G3_ERR_ARGUMENT && holds(s, &c));
-    CHECK(g3_add_messages(s, msg, 1, true, &err) == G3_ERR_UNSUPPORTED && strstr(err.text, "picture") && holds(s, &c) && g3_logits(s, &err));
-    CHECK(g3_add_image(s, &img, &err) == G3_ERR_UNSUPPORTED && holds(s, &c));
+    CHECK(g3_add_messages(s, msg, 1, true, &err) == G3_ERR_MODEL && strstr(err.text, "picture") && holds(s, &c) && g3_logits(s, &err));
+    CHECK(g3_add_image(s, &img, &err) == G3_ERR_MODEL && holds(s, &c));
     g3_session_close(s);
     return 0;
 }

@@ -459,9 +459,11 @@ static int contents_that_make_no_sense_are_refused(void)
     m.parts = &part;
     part.image = &picture;
     CHECK(render(o, &m, 1, true, &err) == G3_ERR_ARGUMENT && strstr(err.text, "part 0 of message 0"));
-    part.text = NULL;
+    part.image = NULL;
     part.pan_and_scan = true;
-    CHECK(render(o, &m, 1, true, &err) == G3_ERR_UNSUPPORTED && strstr(err.text, "pan_and_scan"));
+    CHECK(render(o, &m, 1, true, &err) == G3_ERR_ARGUMENT && strstr(err.text, "pan_and_scan"));
+    part.text = NULL;
+    part.image = &picture;
     m.role = "system";
     g3_message two[2];
     two[0] = m;
