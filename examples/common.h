@@ -73,13 +73,13 @@ static inline int names_picture(const char *path)
 {
     static const char *const ends[] = { ".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".heic", ".heif", ".avif", ".tif", ".tiff" };
     const char *dot = strrchr(path, '.');
-    char end[8] = "", head[4] = "";
+    char end[8] = "", head[10] = "";
     if (!file_exists(path)) return 0;
     for (int i = 0; dot && dot[i] && i < 6; i++) end[i] = (char)(dot[i] >= 'A' && dot[i] <= 'Z' ? dot[i] + 32 : dot[i]);
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) if (!strcmp(end, ends[i])) return 1;
     FILE *f = fopen(path, "rb");
-    if (f) { if (fread(head, 1, 4, f) != 4) head[0] = 0; fclose(f); }
-    return !memcmp(head, "\377\330\377", 3) || !memcmp(head, "\211PNG", 4);
+    if (f) { if (fread(head, 1, sizeof head, f) != sizeof head) head[0] = 0; fclose(f); }
+    return !memcmp(head, "\377\330\377", 3) || !memcmp(head, "\211PNG", 4) || (!memcmp(head, "BM", 2) && !memcmp(head + 6, "\0\0\0", 4));
 }
 
 // 1234567890 as "1.15 GiB": three digits, in the unit that suits.

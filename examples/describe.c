@@ -137,8 +137,8 @@ static int write_map(const char *path, const g3_image *img, const gaze *g, g3_er
             const double heat = max > min ? sqrt((g->sum[y * grid / SIDE * grid + x * grid / SIDE] - min) / (max - min)) : 0;
             const bool line = x * grid % SIDE < grid || y * grid % SIDE < grid;
             const double grey = (0.299 * p[0] + 0.587 * p[1] + 0.114 * p[2]) * (line ? 0.5 : 1);
-            q[0] = (uint8_t)(grey + (255 - grey) * heat * (line ? 0.5 : 0.8));
-            q[1] = q[2] = (uint8_t)(grey * (1 - 0.8 * heat));
+            q[0] = (uint8_t)(grey + (255 - grey) * heat * (line ? 0.5 : 0.8) + 0.5);
+            q[1] = q[2] = (uint8_t)(grey * (1 - 0.8 * heat) + 0.5);
         }
     g3_image_free(NULL, &square);
 #ifdef WRITER
