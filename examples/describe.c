@@ -234,8 +234,8 @@ static int usage(FILE *to)
           "  -n, --predict N              at most N tokens an answer (128)\n"
           "  -c, --ctx-size N             tokens of context (2048)\n"
           "  -t, --threads N              threads (the physical cores)\n"
-          "  -h, --help                   this\n"
-          "The likeliest token is taken every time: the same picture, the same line.\n", to);
+          "  -s, --seed N                 draw the words, as chat does; without it the likeliest are taken: the same picture, the same line\n"
+          "  -h, --help                   this\n", to);
     return 2;
 }
 
@@ -274,6 +274,12 @@ int main(int argc, char **argv)
         else if (IS("--map", "--map")) o.map = argv[++i];
         else if (IS("-n", "--predict")) { if (!number(argv[++i], &o.generate.max_tokens)) return wrong("is no number of tokens", v); }
         else if (IS("-c", "--ctx-size")) { if (!number(argv[++i], &o.session.context)) return wrong("is no number of tokens", v); }
+        else if (IS("-s", "--seed")) {
+            int seed;
+            if (!number(argv[++i], &seed)) return wrong("is no seed", v);
+            o.generate.sampler.seed = (uint64_t)seed;
+            o.generate.sampler.greedy = false;
+        }
         else if (IS("-t", "--threads")) { if (!number(argv[++i], &o.open.threads)) return wrong("is no number of threads", v); }
         else return wrong("is no flag", a);
 #undef IS

@@ -218,6 +218,8 @@ is "  and the exit status tells" ends 1
 head -n 1 "$out" > "$tmp/first"
 run build/describe -m "$m" -n 12 "$p/b.bmp" "$tmp/shelf/a.bmp"
 is "a file after another is described as if it were the first" [ "$rc" -eq 0 -a "$(sed -n 2p "$out")" = "$(cat "$tmp/first")" ]
+run build/describe -m "$m" -n 12 -s 1 "$tmp/shelf/a.bmp"
+is "--seed draws" differ "$out" "$tmp/first"
 run build/describe -m "$m" -n 12 -p "How many?" "$tmp/shelf/a.bmp"
 is "--prompt matters" differ "$out" "$tmp/first"
 run build/describe -m "$m" "$tmp/nowhere.png"
