@@ -19,7 +19,7 @@ export ASAN_OPTIONS  ?= detect_leaks=1:detect_stack_use_after_return=1:allocator
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export CC CXX JOBS
 
-# Tests are found by their names. A test is a C file, or a script that run.sh starts; model/test_real* want the real 270M.
+# Tests are found by their names. A test is a C file, or a script that run.sh starts; model/test_real* want the real 270M, or more time than `quick` has.
 real     = $(filter tests/model/test_real%,$(1))
 quick    = $(filter-out tests/model/test_real%,$(1))
 SOURCES := $(wildcard tests/unit/test_*.c tests/ops/test_*.c tests/model/test_*.c)

@@ -3931,6 +3931,7 @@ static bool g3__bind_vision(g3__binder *b, g3__weights *s)
     g3__weight *w = &s->w[s->n_text];
     if (!g3__find_prefix(b, g3__vision_prefixes, G3__COUNT(g3__vision_prefixes), g3__vision_once[G3__PATCH].name, &tower)) return false;
     if (!g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__PROJ].name, &proj)) return false;
+    if (!proj && !g3__find_prefix(b, g3__proj_prefixes, G3__COUNT(g3__proj_prefixes), g3__proj_slots[G3__SOFT_NORM].name, &proj)) return false;
     if (!tower) tower = g3__vision_prefixes[0];          // its missing tensor is reported under the published name
     if (!proj) proj = g3__proj_prefixes[0];
     if (!g3__bind_slots(b, tower, g3__vision_once, G3__VISION_ONCE, w)) return false;
@@ -3941,13 +3942,15 @@ static bool g3__bind_vision(g3__binder *b, g3__weights *s)
     return g3__bind_slots(b, proj, g3__proj_slots, G3__PROJ_SLOTS, g3__proj_weight(s, 0));
 }
 
+static bool g3__of_vision(g3__str name)
+{
+    if (g3__str_starts(name, "model.")) name = g3__str_skip(name, 6);
+    return g3__str_starts(name, "vision_tower.") || g3__str_starts(name, "multi_modal_projector.");
+}
+
 static bool g3__any_vision(const g3__shards *s)          // text-only weights may come with a multimodal config
 {
-    for (uint64_t i = 0; i < s->n; i++) {
-        g3__str n = s->tensor[i].name;
-        if (g3__str_starts(n, "model.")) n = g3__str_skip(n, 6);
-        if (g3__str_starts(n, "vision_tower.") || g3__str_starts(n, "multi_modal_projector.")) return true;
-    }
+    for (uint64_t i = 0; i < s->n; i++) if (g3__of_vision(s->tensor[i].name)) return true;
     return false;
 }
 
@@ -3996,7 +3999,7 @@ static bool g3__image_check(const g3_image *img, g3_error *err)
 
 static uint64_t g3__image_room(int size) { (void)size; return 0; }
 
-static bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
+static G3__UNUSED bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
 {
     const int grid = size / patch;
     (void)room; (void)room_size; (void)err;
@@ -5604,6 +5607,21 @@ static void g3__load_targets(g3__loading *l, const g3__place *place)
     }
 }
 
+// Tensors that no part of the model asked for are told once: under a name that is not known here, weights of a fine-tune would be missed in silence.
+static void g3__load_leftovers(const g3__loading *l)
+{
+    const g3__shards *s = &l->m->shards;
+    uint64_t n = 0, first = 0;
+    for (uint64_t i = 0; i < s->n; i++) {
+        const g3__str name = s->tensor[i].name;
+        if (l->to[i].dst || g3__str_ends(name, "quant_map") || g3__str_ends(name, ".bitsandbytes__nf4") || g3__str_ends(name, ".bitsandbytes__fp4")) continue;
+        if (!l->m->weights.vision && g3__of_vision(name)) continue;
+        if (!n++) first = i;
+    }
+    if (n) g3__log(l->m, G3_LOG_WARN, "%s: %llu tensor%s no part of Gemma 3 and not used%s %.*s", l->m->name, (unsigned long long)n, n == 1 ? " is" : "s are", n == 1 ? ":" : "; the first:",
+                   (int)G3__MIN(s->tensor[first].name.n, (size_t)200), s->tensor[first].name.p);
+}
+
 static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
 {
     g3__loading l = G3__ZERO;
@@ -5613,6 +5631,7 @@ static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
     l.to = (g3__target *)g3__heap_alloc(&m->heap, m->shards.n, sizeof *l.to, err);
     if (!l.to) return false;
     g3__load_targets(&l, place);
+    g3__load_leftovers(&l);
     l.n = g3__load_chunks(&l);
     int cap = l.n;
     g3__pool_init(&pool, width, m->desc.parallel.for_fn ? &m->desc.parallel : NULL);

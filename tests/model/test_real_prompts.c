@@ -126,9 +126,42 @@ static int pan_and_scan_crops_and_says_what_the_reference_does(void)
     return 0;
 }
 
+// Runs of ids as [id, count]: the newlines around a picture join what stands next to them.
+static int the_newlines_around_a_picture_join_the_text(void)
+{
+    enum { SOFT = 262144, COUNT = 256 };
+    static const int one[][2] = {{2, 1}, {105, 1}, {2364, 1}, {109, 1}, {255999, 1}, {SOFT, COUNT}, {256000, 1}, {108, 1}, {3689, 1}, {236881, 1}, {106, 1}, {107, 1}, {105, 1}, {4368, 1}, {107, 1}};
+    NEED(dense_270m);
+    g3_error err;
+    g3_model_desc d = G3__ZERO;
+    g3_image img = {pixel, 900, 900, 0};
+    g3_part parts[4];
+    memset(parts, 0, sizeof parts);
+    g3_message msg = {"user", NULL, parts, 2};
+    d.path = dense_270m;
+    d.no_weights = true;
+    g3_model *m = g3_model_open(&d, &err);
+    parts[0].image = &img; parts[1].text = "What?";
+    int n = g3_render(m, &msg, 1, true, got, MOST, &err), at = 0;
+    CHECK(n == 270);
+    for (int i = 0; i < G3__COUNT(one); i++) for (int k = 0; k < one[i][1]; k++) CHECK(got[at++] == one[i][0]);
+    CHECK(at == n);
+    parts[0].image = NULL; parts[0].text = "A"; parts[1].text = NULL; parts[1].image = parts[2].image = &img; parts[3].text = "B";
+    msg.n_parts = 4;
+    n = g3_render(m, &msg, 1, false, got, MOST, &err);
+    static const int two[][2] = {{2, 1}, {105, 1}, {2364, 1}, {107, 1}, {236776, 1}, {108, 1}, {255999, 1}, {SOFT, COUNT}, {256000, 1}, {110, 1}, {255999, 1}, {SOFT, COUNT}, {256000, 1}, {108, 1}, {236799, 1}, {106, 1}, {107, 1}};
+    CHECK(n == 4 + 521 + 2);                             // 521 are those of the content
+    at = 0;
+    for (int i = 0; i < G3__COUNT(two); i++) for (int k = 0; k < two[i][1]; k++) CHECK(got[at++] == two[i][0]);
+    CHECK(at == n);
+    g3_model_close(m);
+    return 0;
+}
+
 int main(void)
 {
     RUN(prompts_with_pictures_have_the_reference_s_ids);
+    RUN(the_newlines_around_a_picture_join_the_text);
     RUN(pan_and_scan_crops_and_says_what_the_reference_does);
     return test_done();
 }

@@ -342,6 +342,40 @@ static int a_missing_tensor_of_the_tower_is_named(void)
     return 0;
 }
 
+typedef struct said { int lines; char text[512]; } said;
+
+static void take_line(void *user, g3_level level, const char *text)
+{
+    said *s = (said *)user;
+    if (level == G3_LOG_WARN) { s->lines++; snprintf(s->text, sizeof s->text, "%s", text); }
+}
+
+static int tensors_that_nobody_asks_for_are_told_once(void)
+{
+    for (int k = 0; k < 5; k++) {                        // nothing, a strange one, two, and the tower with no_vision
+        sample s;
+        ck c;
+        box b;
+        g3_error err;
+        said log = {0, ""};
+        size_t four = 4;
+        CHECK(sample_open(&s, k == 4 ? A_NF4 : A) && ck_of(&s, &c));
+        if (k == 1 || k == 2) ck_add(&c, "vision_tower.vision_model.head.probe", "F32", 1, &four, "0123456789abcdef", 16, 0);
+        if (k == 2) ck_add(&c, "base_model.lora_A", "F32", 1, &four, "0123456789abcdef", 16, 0);
+        ck_build(&c, &b);
+        g3_model_desc d = tiny_desc(&b, 1);
+        d.no_vision = k == 3;
+        d.logger.log_fn = take_line; d.logger.user = &log;
+        g3_model *m = g3_model_open(&d, &err);
+        CHECK(m && log.lines == (k == 1 || k == 2) && (!log.lines || (strstr(log.text, k == 1 ? " 1 tensor is" : " 2 tensors are") && strstr(log.text, "vision_model.head.probe"))));
+        g3_model_close(m);
+        box_free(&b);
+        ck_free(&c);
+        sample_close(&s);
+    }
+    return 0;
+}
+
 static int keep_soft(void *user, const g3_view *v)
 {
     if (!strcmp(v->name, "soft tokens")) memcpy(user, v->data, sizeof(float) * (size_t)v->rows * (size_t)v->cols);
@@ -398,6 +432,7 @@ int main(void)
     RUN(any_chunking_gives_the_same_bits);
     RUN(a_picture_is_never_cut_whatever_stands_before_it);
     RUN(a_missing_tensor_of_the_tower_is_named);
+    RUN(tensors_that_nobody_asks_for_are_told_once);
     RUN(the_projector_moves_channel_i_to_j_and_not_j_to_i);
     return test_done();
 }
