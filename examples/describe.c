@@ -249,52 +249,62 @@ static bool number(const char *v, int *out)
 
 static int wrong(const char *what, const char *arg) { fprintf(stderr, "describe: %s %s (-h lists what there is)\n", arg, what); return 2; }
 
+// Below zero: go on; else the exit status, why is said. *missing: a folder without pictures was named.
+static int read_flags(options *o, list *files, int *missing, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i], *v = argv[i + 1];
+        int seed;
+#define IS(brief, full) (!strcmp(a, brief) || !strcmp(a, full))
+        if (IS("-h", "--help")) { usage(stdout); return 0; }
+        if (IS("--json", "--json")) { o->json = true; continue; }
+        if (IS("--pan-and-scan", "--pan-and-scan")) { o->pan_and_scan = true; continue; }
+        if (a[0] != '-') { *missing |= add_files(files, a); continue; }
+        if (!v) return wrong("is no flag, or its value is missing", a);
+        i++;
+        if (IS("-m", "--model")) o->model = v;
+        else if (IS("-p", "--prompt")) o->prompt = v;
+        else if (IS("--map", "--map")) o->map = v;
+        else if (IS("-n", "--predict")) { if (!number(v, &o->generate.max_tokens)) return wrong("is no number of tokens", v); }
+        else if (IS("-c", "--ctx-size")) { if (!number(v, &o->session.context)) return wrong("is no number of tokens", v); }
+        else if (IS("-t", "--threads")) { if (!number(v, &o->open.threads)) return wrong("is no number of threads", v); }
+        else if (IS("-s", "--seed")) {
+            if (!number(v, &seed)) return wrong("is no seed", v);
+            o->generate.sampler.seed = (uint64_t)seed;
+            o->generate.sampler.greedy = false;
+        }
+        else return wrong("is no flag", a);
+#undef IS
+    }
+    if (!o->model) return complain("-m DIR names the model") + 1;
+    if (!files->n) return *missing ? 1 : usage(stderr);
+#ifndef WRITER
+    if (o->map) return complain("--map: this build cannot write PNG files; where stb_image_write.h is found (Debian: libstb-dev) it can");
+#endif
+    if (o->map && files->n != 1) return complain("--map draws on one picture; give one file") + 1;
+    return -1;
+}
+
 int main(int argc, char **argv)
 {
     static gaze g;
     options o;
     list files = { NULL, 0 };
     char dir[4096];
-    int status = 0;
+    int missing = 0;
     memset(&o, 0, sizeof o);
     o.prompt = "Describe this picture in one sentence.";
     o.session.context = 2048;
     o.generate.max_tokens = 128;
     o.generate.sampler.greedy = true;
-    for (int i = 1; i < argc; i++) {
-        const char *a = argv[i], *v = argv[i + 1];
-#define IS(brief, full) (!strcmp(a, brief) || !strcmp(a, full))
-        if (IS("-h", "--help")) { usage(stdout); return 0; }
-        else if (IS("--json", "--json")) o.json = true;
-        else if (IS("--pan-and-scan", "--pan-and-scan")) o.pan_and_scan = true;
-        else if (a[0] != '-') status |= add_files(&files, a);
-        else if (!v) return wrong("is no flag, or its value is missing", a);
-        else if (IS("-m", "--model")) o.model = argv[++i];
-        else if (IS("-p", "--prompt")) o.prompt = argv[++i];
-        else if (IS("--map", "--map")) o.map = argv[++i];
-        else if (IS("-n", "--predict")) { if (!number(argv[++i], &o.generate.max_tokens)) return wrong("is no number of tokens", v); }
-        else if (IS("-c", "--ctx-size")) { if (!number(argv[++i], &o.session.context)) return wrong("is no number of tokens", v); }
-        else if (IS("-s", "--seed")) {
-            int seed;
-            if (!number(argv[++i], &seed)) return wrong("is no seed", v);
-            o.generate.sampler.seed = (uint64_t)seed;
-            o.generate.sampler.greedy = false;
-        }
-        else if (IS("-t", "--threads")) { if (!number(argv[++i], &o.open.threads)) return wrong("is no number of threads", v); }
-        else return wrong("is no flag", a);
-#undef IS
+    int status = read_flags(&o, &files, &missing, argc, argv);
+    if (status < 0) {
+        o.open.path = find_model(o.model, dir, sizeof dir);
+        o.open.session = &o.session;
+        o.open.sessions = 1;
+        if (o.map) { o.session.probe.probe_fn = on_view; o.session.probe.user = &g; o.session.probe.points = G3_POINT_ATTENTION | G3_POINT_VISION; }
+        status = run(&o, &files, &g) | missing;
     }
-    if (!o.model) return complain("-m DIR names the model") + 1;
-    if (!files.n) return status ? 1 : usage(stderr);
-#ifndef WRITER
-    if (o.map) return complain("--map: this build cannot write PNG files; where stb_image_write.h is found (Debian: libstb-dev) it can");
-#endif
-    if (o.map && files.n != 1) return complain("--map draws on one picture; give one file") + 1;
-    o.open.path = find_model(o.model, dir, sizeof dir);
-    o.open.session = &o.session;
-    o.open.sessions = 1;
-    if (o.map) { o.session.probe.probe_fn = on_view; o.session.probe.user = &g; o.session.probe.points = G3_POINT_ATTENTION | G3_POINT_VISION; }
-    status |= run(&o, &files, &g);
     while (files.n) free(files.p[--files.n]);
     free(files.p);
     return status;
