@@ -47,7 +47,7 @@
 //
 // WHAT IT DOES NOT DO
 //   It runs Gemma 3 and nothing else: no other family, no training, no LoRA (merge first), no server, no GGUF (examples/import_gguf.c
-//   converts). This version reads text on the CPU; pictures and CUDA are declared and answer G3_ERR_UNSUPPORTED with one sentence.
+//   converts). This version runs on the CPU; CUDA is declared and answers G3_ERR_UNSUPPORTED with one sentence.
 //
 // BUILDING
 //   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
@@ -60,6 +60,14 @@
 //   1 g3_chat: a turn in, a streamed answer out. g3_add_turn and g3_next are the same pulled token by token, for frame loops and other languages.
 //   2 g3_tokenize, g3_render, g3_add_tokens, g3_add_messages, g3_generate: prompts of your own.
 //   3 g3_logits, g3_logits_at, g3_head, g3_sample: numbers. desc.probe shows the residual stream, attention and operations as they happen.
+//
+// PICTURES
+//   4B, 12B and 27B see. A part of a turn or of a message is a text or a picture, in any order and number: plain RGB, of any size, read during
+//   the call only. Each becomes 256 tokens of the context and a frame of two to four; pan_and_scan adds up to four crops of a long one, at as
+//   much each. It is looked at before its step of the prompt, some 5.5 TFLOP in the tower; progress_fn hears of each layer and may stop it.
+//   What does not fit the context is refused before. A session holds a hash of the pixels: g3_add_messages looks only at what is new.
+//   In prompts of your own, g3_add_image adds the 256 tokens; 255999 goes before them and 256000 after, and two must not touch. A picture
+//   goes through the model in one step, so `batch` is at least 256.
 //
 // OPTIONS, defined before the implementation
 //   GEMMA3_STATIC            all functions static to the file
@@ -89,6 +97,8 @@
 //   one arena, each session is one arena; after opening nothing is allocated, with one exception: text of more than about a thousand characters
 //   without a space takes scratch from the allocator while it is tokenised. Sliding layers keep window + batch rows, full layers keep `context` rows. screened_head adds an
 //   int8 copy of the vocabulary's table: most of what a small model reads for a token, at half the bytes, with the same tokens.
+//   Pictures cost the tower's weights, 0.8 GB in bf16 (no_vision leaves them out), and in each session scratch of about 150 MB, which lies where
+//   the scratch of prompts does, so that a large batch pays nothing for it (no_images leaves it out). Any number of pictures takes no more.
 //
 // ERRORS
 //   Calls return a g3_result or NULL and fill the caller's g3_error with one sentence: what failed, in which file, tensor or argument, and what
@@ -273,7 +283,7 @@ typedef struct g3_plan {
     uint64_t available;                             // memory_limit, else what the backend reports free (cgroup limits honoured); 0: unknown, fits is then false
     int      max_context;                           // the largest context that would fit, 0 if none
     bool     fits;
-    char     advice[256];                           // when it does not fit: by how much, and which of context, kv, no_vision would do
+    char     advice[256];                           // when it does not fit: by how much, and which of context, kv, no_images, no_vision would do
     int      n_items;
     g3_plan_item items[48];                         // the sums above, one line each
 } g3_plan;
@@ -290,7 +300,7 @@ G3_API int         g3_session_rewind(g3_session *s, int pos, g3_error *err);    
 G3_API g3_result   g3_session_copy(g3_session *to, const g3_session *from, g3_error *err);   // same model and desc; pictures included; `to` keeps its own seed
 typedef struct g3_stats {          // context, held, bytes_per_token and memory as they are now; the rest since the first token added after the last answer
     int context, held, prompt_tokens, images, new_tokens;
-    double prompt_s, image_s, first_s, new_s;       // seconds; first_s: from the prompt's start to the first token of the answer
+    double prompt_s, image_s, first_s, new_s;       // seconds; image_s: of the tower, not in prompt_s; first_s: from the prompt's start to the first token of the answer
     uint64_t bytes_per_token, memory;               // weights that one new token reads; the session's arena
 } g3_stats;
 G3_API g3_stats    g3_session_stats(const g3_session *s);

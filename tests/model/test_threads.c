@@ -1,6 +1,6 @@
 // Many threads on one model: each session gives the bits it gives alone, threads may be lent and come late, in any order or
 // one at a time, sessions open and close while others run, and a call can be cancelled from anywhere. Quick: TSan runs it.
-#include "tiny.h"
+#include "vision.h"
 #include <pthread.h>
 
 enum { WIDE_VOCAB = 4096 };
@@ -372,6 +372,40 @@ static int another_thread_cancels_the_running_call_and_no_other(void)
     return 0;
 }
 
+// ---- pictures
+
+typedef struct looker { sample *s; g3_model *m; float logits[520]; bool ok; } looker;
+
+static void *look_at_three(void *user)
+{
+    looker *l = (looker *)user;
+    g3_error err;
+    g3_session *x = sample_session(l->m, 160, 64, 1);
+    l->ok = x && add_pieces(l->s, x, THREE, &err) && g3_logits(x, &err);
+    if (l->ok) memcpy(l->logits, g3_logits(x, &err), sizeof l->logits);
+    g3_session_close(x);
+    return NULL;
+}
+
+static int several_sessions_look_at_once(void)
+{
+    for (int threads = 1; threads <= 3; threads += 2) {
+        sample s;
+        static looker first, l[4];
+        pthread_t t[4];
+        CHECK(sample_open(&s, B));
+        g3_model *m = first.m = sample_model(&s, threads, false);
+        first.s = &s;
+        look_at_three(&first);
+        for (int i = 0; i < 4; i++) { l[i].s = &s; l[i].m = m; CHECK(pthread_create(&t[i], NULL, look_at_three, &l[i]) == 0); }
+        for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+        for (int i = 0; i < 4; i++) CHECK(first.ok && l[i].ok && !memcmp(first.logits, l[i].logits, sizeof first.logits));
+        g3_model_close(m);
+        sample_close(&s);
+    }
+    return 0;
+}
+
 int main(void)
 {
     tiny_quiet();
@@ -387,6 +421,7 @@ int main(void)
     RUN(hooks_run_on_the_callers_thread);
     RUN(reads_in_flight_are_at_most_as_many_as_allowed);
     RUN(another_thread_cancels_the_running_call_and_no_other);
+    RUN(several_sessions_look_at_once);
     box_free(&files);
     return test_done();
 }

@@ -342,6 +342,61 @@ static int a_missing_tensor_of_the_tower_is_named(void)
     return 0;
 }
 
+// Each number of the tower in turn replaced by one that fits nothing else: a sentence before any weight is read, and no crash.
+static int numbers_no_tower_has_are_refused_by_name(void)
+{
+    static const char *const keys[][2] = {{"hidden_size", "24"}, {"image_size", "56"}, {"intermediate_size", "44"}, {"num_attention_heads", "2"}, {"num_channels", "3"}, {"num_hidden_layers", "2"}, {"patch_size", "14"}, {"mm_tokens_per_image", "4"}};
+    static const char *const values[] = {"0", "-1", "1.5", "\"8\"", "[8]", "4294967297", "1e400", "7", "513", "65536", "8192", "262144", "null"};
+    for (int k = 0; k < G3__COUNT(keys); k++)
+        for (int v = 0; v < G3__COUNT(values); v++) {
+            sample s;
+            g3_error err;
+            char from[64], to[64];
+            CHECK(sample_open(&s, A));
+            box_file *f = box_find(&s.files, "config.json");
+            char *text = (char *)calloc(1, f->size + 64), *at;
+            memcpy(text, f->data, f->size);
+            snprintf(from, sizeof from, "\"%s\": %s", keys[k][0], keys[k][1]);
+            snprintf(to, sizeof to, "\"%s\": %s", keys[k][0], values[v]);
+            char *tower = strstr(text, "vision_config");
+            at = strstr(!strcmp(keys[k][0], "mm_tokens_per_image") ? text : tower, from);
+            CHECK(tower && at);
+            memmove(at + strlen(to), at + strlen(from), strlen(at + strlen(from)) + 1);
+            memcpy(at, to, strlen(to));
+            box_text(&s.files, "config.json", text);
+            free(text);
+            g3_model_desc d = tiny_desc(&s.files, 1);
+            d.no_vision = false;
+            g3_model *m = g3_model_open(&d, &err);
+            const bool same = (k == 3 || k == 4) && v == 12;           // null is the default: 12 heads of 2 will do, three channels are right
+            if (!m != !same || (!m && strlen(err.text) < 20)) fprintf(stderr, "    %s: %s\n", to, m ? "taken" : err.text);
+            CHECK(!m == !same && (m || (err.code < 0 && strlen(err.text) > 20)));
+            g3_model_close(m);
+            sample_close(&s);
+        }
+    return 0;
+}
+
+static int a_grid_of_more_than_256_patches_a_side_is_refused(void)
+{
+    static const int sides[] = {256, 257};
+    for (int k = 0; k < 2; k++) {
+        box b;
+        char config[800];
+        g3_error err;
+        memset(&b, 0, sizeof b);
+        snprintf(config, sizeof config, "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"model_type\":\"gemma3\",\"mm_tokens_per_image\":1,"
+                 "\"text_config\":{\"model_type\":\"gemma3_text\",\"hidden_size\":32,\"num_hidden_layers\":1},\"vision_config\":{\"hidden_size\":2,\"num_attention_heads\":1,\"image_size\":%d,\"patch_size\":1}}", sides[k]);
+        box_text(&b, "config.json", config);
+        g3_model_desc d = tiny_desc(&b, 1);
+        d.no_weights = true;
+        g3_model *m = g3_model_open(&d, &err);
+        CHECK(!m && (strstr(err.text, "256 patches") != NULL) == (k == 1));    // the first one lacks its weights only
+        box_free(&b);
+    }
+    return 0;
+}
+
 typedef struct said { int lines; char text[512]; } said;
 
 static void take_line(void *user, g3_level level, const char *text)
@@ -432,6 +487,8 @@ int main(void)
     RUN(any_chunking_gives_the_same_bits);
     RUN(a_picture_is_never_cut_whatever_stands_before_it);
     RUN(a_missing_tensor_of_the_tower_is_named);
+    RUN(numbers_no_tower_has_are_refused_by_name);
+    RUN(a_grid_of_more_than_256_patches_a_side_is_refused);
     RUN(tensors_that_nobody_asks_for_are_told_once);
     RUN(the_projector_moves_channel_i_to_j_and_not_j_to_i);
     return test_done();

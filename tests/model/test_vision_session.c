@@ -445,6 +445,73 @@ static int a_chat_stopped_while_looking_takes_its_turn_back(void)
     return 0;
 }
 
+// ---- the probe
+
+typedef struct watching { int n, stop_at, vision, ops, other, soft; uint64_t bytes, flops; bool change, bad; } watching;
+
+static int watch(void *user, const g3_view *v)
+{
+    watching *w = (watching *)user;
+    const bool sight = !strncmp(v->name, "vision ", 7);
+    if (++w->n == w->stop_at) return 1;
+    if (v->point == G3_POINT_VISION) {
+        w->vision++;
+        w->soft += !strcmp(v->name, "soft tokens");
+        w->bad = w->bad || v->pos != 5 || v->rows != (strcmp(v->name, "soft tokens") ? 16 : 4) || v->cols != (strcmp(v->name, "soft tokens") ? 24 : 32) || v->heads != 1 || v->layer >= 2;
+        if (w->change && !strcmp(v->name, "patches")) for (int i = 0; i < 24; i++) v->data[i] += 1;
+    } else if (v->point == G3_POINT_OP && sight) {
+        w->ops++;
+        if (v->layer >= 0 && (strstr(v->name, "qkv") || strstr(v->name, "wo") || strstr(v->name, "up") || strstr(v->name, "down"))) { w->bytes += v->bytes; w->flops += v->flops; }
+    } else {
+        w->other++;
+        w->bad = w->bad || (v->point != G3_POINT_OP && (v->rows != 1 || (v->point != G3_POINT_ATTENTION && v->cols != 32)));      // nothing of the tower's under the text's names
+    }
+    return 0;
+}
+
+static bool watched(talk *t, watching *w, unsigned points, g3_result *code, float *logits)
+{
+    g3_error err;
+    g3_session_desc d = G3__ZERO;
+    d.context = d.batch = 64; d.kv = G3_KV_F32;
+    d.probe.probe_fn = watch; d.probe.user = w; d.probe.points = points;
+    g3_session *x = g3_session_open(t->m, &d, &err);
+    g3_image img = picture(&t->s, 0);
+    g3_part part = show(&img);
+    g3_turn turn = G3__ZERO;
+    turn.parts = &part; turn.n_parts = 1;
+    *code = g3_add_turn(x, &turn, &err);
+    const bool ok = *code == G3_OK;
+    if (ok && g3_logits(x, &err)) memcpy(logits, g3_logits(x, &err), 512 * sizeof *logits);
+    picture_free(&img);
+    g3_session_close(x);
+    return ok;
+}
+
+static int the_probe_sees_the_tower_apart_and_may_change_or_stop_it(void)
+{
+    const unsigned all = G3_POINT_EMBED | G3_POINT_LAYER | G3_POINT_BRANCH | G3_POINT_ATTENTION | G3_POINT_VISION | G3_POINT_OP;
+    talk t;
+    g3_result code;
+    static float plain[512], seen[512], changed[512];
+    watching none = G3__ZERO, w = G3__ZERO, c = G3__ZERO;
+    CHECK(talk_open(&t, 64, 64));
+    CHECK(watched(&t, &none, 0, &code, plain) && !none.n);
+    CHECK(watched(&t, &w, all, &code, seen) && !w.bad && w.vision == 1 + 2 + 1 && w.soft == 1 && w.ops == 3 + 2 * 9 + 3 && !memcmp(plain, seen, sizeof plain));
+    const uint64_t weights = 4 * 24 * 24 + 2 * 24 * 44;  // of a layer, float32 in this file
+    CHECK(w.flops == 2 * 2 * 16 * weights && w.bytes >= 2 * 4 * weights && w.bytes <= 2 * 4 * (weights + 8 * 24 + 44));
+    c.change = true;
+    CHECK(watched(&t, &c, all, &code, changed) && memcmp(plain, changed, sizeof plain));
+    for (int at = 1; at <= w.n; at++) {
+        watching stop = G3__ZERO;
+        stop.stop_at = at;
+        const bool ok = watched(&t, &stop, all, &code, seen);
+        CHECK(stop.n == at && (ok || code == G3_ERR_STOPPED));
+    }
+    talk_close(&t);
+    return 0;
+}
+
 // ---- memory
 
 static int the_plan_is_what_the_arenas_take_and_looking_takes_nothing(void)
@@ -706,6 +773,7 @@ int main(void)
     RUN(a_turn_that_does_not_fit_is_refused_before_anything_is_looked_at);
     RUN(looking_can_be_stopped_between_any_layers);
     RUN(a_chat_stopped_while_looking_takes_its_turn_back);
+    RUN(the_probe_sees_the_tower_apart_and_may_change_or_stop_it);
     RUN(the_plan_is_what_the_arenas_take_and_looking_takes_nothing);
     RUN(chats_with_pictures_allocate_nothing);
     RUN(four_pictures_between_long_texts_take_the_memory_of_none);
