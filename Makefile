@@ -61,7 +61,7 @@ demo:
 	@$(MAKE) -s model
 	@sh tests/tools/demo.sh
 
-## demo-vision: the whole path of a picture on a model of the 4B's widths with random weights (2.3 GB, made here); what it says is nonsense
+## demo-vision: the whole path of a picture on a model of the 4B's widths with random weights (2.2 GB, made here); what it says is nonsense
 demo-vision:
 	@sh tests/tools/need.sh gcc libc6-dev python3 python3-venv
 	@sh tests/tools/need.sh --try libstb-dev
