@@ -30,12 +30,13 @@
 //     >>util         errors, sizes, zones, index   >>numbers      bf16, f16, fp8, NF4, FP4
 //     >>json         a cursor over hostile text    >>safetensors  shards, headers, offsets
 //     >>tokenizer    text to ids and back          >>model        config.json and names to weights
-//     >>ops          the table of operations       >>forward      the model itself: one page
-//     >>sampler      logits to a token             >>plan         every byte, before it is taken
-//     >>load         weights into the arena        >>render       the chat template
-//     >>session      one conversation's timeline   >>chat         answers and turns
-//     >>cpu          the operations in plain C     >>simd         and by vector units
-//     >>public       the entry points              >>kernels      CUDA source, as text
+//     >>image        from a file to patches        >>ops          the table of operations
+//     >>forward      the model itself: one page    >>sampler      logits to a token
+//     >>plan         every byte, before it is taken  >>load       weights into the arena
+//     >>render       the chat template             >>session      one conversation's timeline
+//     >>chat         answers and turns             >>cpu          the operations in plain C
+//     >>simd         and by vector units           >>public       the entry points
+//     >>kernels      CUDA source, as text
 // Licence: MIT or public domain, at your choice; see the end of the file.
 
 #if defined(GEMMA3_IMPLEMENTATION) && !defined(_GNU_SOURCE)
@@ -75,6 +76,8 @@
 //   GEMMA3_NO_THREADS        everything on the calling thread
 //   GEMMA3_NO_CUDA           leaves out the CUDA source (it is text; no toolkit is needed either way)
 //   GEMMA3_NO_SIMD, GEMMA3_NO_VISION   leave out what their names say
+//   GEMMA3_NO_STB_IMAGE      leaves out reading picture files. Without it stb_image.h is used where the compiler finds it, private to this file;
+//                            a program that wants stb_image for itself in the same file includes it first, and then both use that one
 //   GEMMA3_MALLOC(size), GEMMA3_FREE(ptr)   replace malloc and free, both or neither; desc.allocator goes before them
 //   GEMMA3_ASSERT(x)         replaces assert
 //
@@ -311,7 +314,8 @@ G3_API uint64_t    g3_session_seed(const g3_session *s);                        
 typedef struct g3_image { const uint8_t *rgb; int width, height, stride; } g3_image;         // [height][width][3], rows `stride` bytes apart; 0: 3*width
 G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err);                 // upright (EXIF), over white
 G3_API g3_result g3_image_load_memory(const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err);
-G3_API void      g3_image_free(const g3_allocator *alloc, g3_image *img);
+G3_API void      g3_image_free(const g3_allocator *alloc, g3_image *img);                                                 // of the calls above and below, with the same allocator
+G3_API g3_result g3_image_resize(const g3_image *in, int width, int height, const g3_allocator *alloc, g3_image *out, g3_error *err);   // what the model sees at 896 x 896; needs no decoder
 
 // ---- sampling and generation
 
@@ -509,12 +513,10 @@ static HANDLE g3__win_open(const char *path)             // paths are UTF-8 ever
     return CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
 }
 
-static void *g3__os_open(void *user, const char *name, uint64_t *size)
+static void *g3__os_open_path(const char *path, uint64_t *size)
 {
-    char path[2048];
     LARGE_INTEGER n;
-    int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
-    HANDLE h = len > 0 && (size_t)len < sizeof path ? g3__win_open(path) : INVALID_HANDLE_VALUE;
+    HANDLE h = g3__win_open(path);
     if (h == INVALID_HANDLE_VALUE) return NULL;
     if (!GetFileSizeEx(h, &n)) { CloseHandle(h); return NULL; }
     *size = (uint64_t)n.QuadPart;
@@ -538,12 +540,10 @@ static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_
 
 static void g3__os_close(void *user, void *file) { (void)user; CloseHandle((HANDLE)file); }
 #else
-static void *g3__os_open(void *user, const char *name, uint64_t *size)
+static void *g3__os_open_path(const char *path, uint64_t *size)
 {
-    char path[4096];
     struct stat st;
-    int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
-    int fd = len > 0 && (size_t)len < sizeof path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;   // a pipe of that name must not hold us up
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);                       // a pipe of that name must not hold us up
     if (fd >= 0 && fd <= 2) {                                                     // the program closed a standard stream: what it writes there must not meet our file
         int higher = fcntl(fd, F_DUPFD_CLOEXEC, 3);
         close(fd);
@@ -570,6 +570,13 @@ static int g3__os_read(void *user, void *file, uint64_t offset, void *dst, size_
 
 static void g3__os_close(void *user, void *file) { (void)user; close((int)(intptr_t)file); }
 #endif
+
+static void *g3__os_open(void *user, const char *name, uint64_t *size)           // user: the directory
+{
+    char path[4096];
+    int len = snprintf(path, sizeof path, "%s/%s", (const char *)user, name);
+    return len > 0 && (size_t)len < sizeof path ? g3__os_open_path(path, size) : NULL;
+}
 #endif // GEMMA3_NO_STDIO
 
 static bool g3__source_init(g3__source *src, const char *path, const g3_files *files, g3_error *err)
@@ -3981,46 +3988,655 @@ static bool g3__weights_bind(g3__weights *s, g3__config *c, const g3__shards *sh
 
 // ------------------------------------------------------------------------------------------------------------------
 // >>image
-// A stand-in: raw RGB, resized by the nearest pixel.
+// Owns pictures: from a file's bytes to upright RGB, from RGB to the patches that the vision tower reads, and the crops of
+// pan & scan. Resizing is Pillow's up to version 12, bit for bit, whatever the machine. stb_image decodes where it is found;
+// what it does not tell (files that end early, orientation, sizes) is read from the file first.
 
 typedef struct g3__rect { int x, y, w, h; } g3__rect;
 
+// ---- pan & scan: a long picture is followed by up to four crops of itself, each looked at as a picture of its own
+
 static const char *const g3__pan_text[3] = {"Here is the original image ", " and here are some crops to help you see better ", " "};
 
-static int g3__image_crops(int width, int height, g3__rect crop[4])
+enum { G3__CROP_LEAST = 256, G3__CROPS_MOST = 4 };
+
+static G3__UNUSED int g3__image_crops(int width, int height, g3__rect crop[G3__CROPS_MOST])        // how many; 0: none are worth it
 {
     const int longer = G3__MAX(width, height), shorter = G3__MIN(width, height);
-    if ((double)longer / shorter < 1.2) return 0;
-    const int n = G3__MIN(4, G3__MAX(2, G3__MIN(longer / 256, (int)((double)longer / shorter + 0.5)))), c = (longer + n - 1) / n;
-    if (G3__MIN(c, shorter) < 256) return 0;
+    const double ratio = (double)longer / shorter;
+    if (ratio < 1.2) return 0;
+    const int wanted = G3__MIN(longer / G3__CROP_LEAST, (int)(ratio + 0.5)), n = G3__MIN(G3__CROPS_MOST, G3__MAX(2, wanted));
+    const int size = longer / n + (longer % n != 0);
+    if (G3__MIN(size, shorter) < G3__CROP_LEAST) return 0;
     for (int i = 0; i < n; i++) {
-        const int from = c * i, len = G3__MIN(c, longer - from);
-        g3__rect wide = { from, 0, len, height }, tall = { 0, from, width, len };
+        const int from = size * i, length = G3__MIN(size, longer - from);
+        const g3__rect wide = { from, 0, length, height }, tall = { 0, from, width, length };
         crop[i] = width >= height ? wide : tall;
     }
     return n;
 }
 
+// ---- raw pictures
+
+static int64_t g3__image_stride(const g3_image *img) { return img->stride ? img->stride : 3 * (int64_t)img->width; }
+
 static bool g3__image_check(const g3_image *img, g3_error *err)
 {
-    if (!img->rgb || img->width < 1 || img->height < 1) return g3__fail(err, G3_ERR_ARGUMENT, "image: %d x %d pixels%s", img->width, img->height, img->rgb ? "" : " and no rgb") == G3_OK;
-    return !img->stride || img->stride / 3 >= img->width || g3__fail(err, G3_ERR_ARGUMENT, "image: a stride of %d bytes is less than a row of %d pixels", img->stride, img->width) == G3_OK;
+    if (!img->rgb || img->width < 1 || img->height < 1)
+        return g3__fail(err, G3_ERR_ARGUMENT, "image: %d x %d pixels%s; a picture has at least one, and rgb points at its first row", img->width, img->height, img->rgb ? "" : " and rgb NULL") == G3_OK;
+    return g3__image_stride(img) / 3 >= img->width || g3__fail(err, G3_ERR_ARGUMENT, "image: a stride of %d bytes is less than a row of %d pixels; 0 stands for rows without gaps", img->stride, img->width) == G3_OK;
 }
 
-static uint64_t g3__image_room(int size) { (void)size; return 0; }
+// ---- resizing: a triangle filter, first along the rows, then along the columns, with bytes in between
+//
+// Along an axis of `in` pixels, of which `out` are made:  scale = in / out,  half = max(scale, 1),  centre(i) = (i + 0.5) * scale
+//     weight(i, j) = max(0, 1 - |j + 0.5 - centre(i)| / half),  divided by its sum over j and rounded to a multiple of 2^-22
+//     out[i] = (2^21 + sum_j weight(i, j) * 2^22 * in[j]) >> 22
+// Integer sums come out the same in any order, so the source is read once, sixteen rows at a time, and every sum is kept until it is whole.
+// No sum overflows: rounding up at most doubles a weight, and 2 * 255 * 2^22 + 2^21 < 2^31.
 
+enum { G3__STRIP = 16, G3__WEIGHT_BITS = 22 };
+
+typedef struct g3__axis {
+    int in, out, n_weights;            // n_weights: how many the cache has room for
+    double scale, half;
+    double *sum;                       // [out] of the triangle's values
+    int *lo, *hi, *at;                 // [out] source pixels lo <= j < hi have a weight; the first one's place in the cache
+    int32_t *weight;                   // cache of all weights; NULL: they do not fit and are computed each time
+} g3__axis;
+
+typedef struct g3__resampler {
+    g3__axis x, y;
+    int32_t *whole;                    // [out rows][3 * out columns] sums
+    int32_t *part;                     // [out columns][3][G3__STRIP] sums along sixteen rows
+    uint8_t *turned;                   // [columns at a time][3][G3__STRIP] source pixels
+    uint8_t *rows;                     // [G3__STRIP][3 * out columns] resized along x
+    int at_a_time;
+} g3__resampler;
+
+static void *g3__carve(char *base, uint64_t *at, uint64_t bytes)
+{
+    char *p = base ? base + *at : NULL;
+    *at += g3__round_up(bytes, G3__ALIGN);
+    return p;
+}
+
+static void g3__axis_lay(g3__axis *a, int out, char *base, uint64_t *at)
+{
+    const uint64_t n = (uint64_t)out;
+    memset(a, 0, sizeof *a);
+    a->out = out;
+    a->n_weights = (int)G3__MIN(32 * n, (uint64_t)INT_MAX);
+    a->sum = (double *)g3__carve(base, at, n * sizeof *a->sum);
+    a->lo = (int *)g3__carve(base, at, n * sizeof *a->lo);
+    a->hi = (int *)g3__carve(base, at, n * sizeof *a->hi);
+    a->at = (int *)g3__carve(base, at, n * sizeof *a->at);
+    a->weight = (int32_t *)g3__carve(base, at, (uint64_t)a->n_weights * sizeof *a->weight);
+}
+
+// Lays the parts of a resampler to width x height pixels from base on; how many bytes that takes. base NULL: only that. The source's size plays no part.
+static uint64_t g3__resampler_lay(g3__resampler *r, int width, int height, void *room)
+{
+    char *base = room ? (char *)room + (G3__ALIGN - (uintptr_t)room % G3__ALIGN) % G3__ALIGN : NULL;
+    const uint64_t w = (uint64_t)width, h = (uint64_t)height;
+    uint64_t at = 0;
+    g3__axis_lay(&r->x, width, base, &at);
+    g3__axis_lay(&r->y, height, base, &at);
+    r->at_a_time = G3__MAX(width, 64);
+    r->whole = (int32_t *)g3__carve(base, &at, 3 * w * h * sizeof *r->whole);
+    r->part = (int32_t *)g3__carve(base, &at, 3 * w * G3__STRIP * sizeof *r->part);
+    r->turned = (uint8_t *)g3__carve(base, &at, 3 * (uint64_t)r->at_a_time * G3__STRIP);
+    r->rows = (uint8_t *)g3__carve(base, &at, 3 * w * G3__STRIP);
+    return at + G3__ALIGN;
+}
+
+static double g3__triangle(const g3__axis *a, int i, int j)
+{
+    volatile double centre = (i + 0.5) * a->scale, away = (j - centre + 0.5) * (1.0 / a->half);    // volatile, lest a compiler fuse product and sum
+    return G3__MAX(1.0 - fabs(away), 0.0);
+}
+
+static int32_t g3__weight_of(const g3__axis *a, int i, int j)
+{
+    if (a->weight) return a->weight[a->at[i] + j - a->lo[i]];
+    return (int32_t)(0.5 + g3__triangle(a, i, j) / a->sum[i] * (double)(1 << G3__WEIGHT_BITS));
+}
+
+static void g3__axis_span(g3__axis *a, int i)
+{
+    volatile double centre = (i + 0.5) * a->scale;
+    const double from = centre - a->half + 0.5, to = centre + a->half + 0.5;
+    a->lo[i] = from > 0 ? (int)from : 0;
+    a->hi[i] = to < a->in ? (int)to : a->in;
+    a->sum[i] = 0;
+    for (int j = a->lo[i]; j < a->hi[i]; j++) a->sum[i] += g3__triangle(a, i, j);
+}
+
+static void g3__axis_init(g3__axis *a, int in)
+{
+    int32_t *cache = a->weight;
+    int64_t n = 0;
+    a->in = in;
+    a->scale = (double)in / a->out;
+    a->half = G3__MAX(a->scale, 1.0);
+    a->weight = NULL;
+    for (int i = 0; i < a->out; i++) {
+        g3__axis_span(a, i);
+        a->at[i] = (int)G3__MIN(n, (int64_t)a->n_weights);
+        n += a->hi[i] - a->lo[i];
+    }
+    if (n > a->n_weights) return;
+    for (int i = 0; i < a->out; i++)
+        for (int j = a->lo[i]; j < a->hi[i]; j++) cache[a->at[i] + j - a->lo[i]] = g3__weight_of(a, i, j);
+    a->weight = cache;
+}
+
+static int g3__whole_level(int32_t sum) { return G3__MIN(sum >> G3__WEIGHT_BITS, 255); }
+
+// part[i] += weight * turned[j - from] for the source pixels from <= j < to; a lane is a row and a colour.
+static void g3__across(const g3__resampler *r, int i, int from, int to)
+{
+    const int first = G3__MAX(r->x.lo[i], from), end = G3__MIN(r->x.hi[i], to);
+    int32_t *G3__RESTRICT out = r->part + (size_t)i * 3 * G3__STRIP, sum[3 * G3__STRIP];
+    memcpy(sum, out, sizeof sum);
+    for (int j = first; j < end; j++) {
+        const int32_t w = g3__weight_of(&r->x, i, j);
+        const uint8_t *G3__RESTRICT p = r->turned + (size_t)(j - from) * 3 * G3__STRIP;
+        for (int k = 0; k < 3 * G3__STRIP; k++) sum[k] += w * p[k];
+    }
+    memcpy(out, sum, sizeof sum);
+}
+
+static void g3__turn(const g3__resampler *r, const uint8_t *rgb, int64_t stride, int n, int columns)     // [n][3 * columns] to [3 * columns][G3__STRIP]
+{
+    const uint8_t *row[G3__STRIP];
+    for (int l = 0; l < G3__STRIP; l++) row[l] = rgb + G3__MIN(l, n - 1) * stride;      // rows that are not there repeat the last one; nobody reads their sums
+    for (size_t k = 0; k < 3 * (size_t)columns; k++)
+        for (int l = 0; l < G3__STRIP; l++) r->turned[k * G3__STRIP + (size_t)l] = row[l][k];
+}
+
+static void g3__resize_rows(const g3__resampler *r, const uint8_t *rgb, int64_t stride, int n)           // n source rows, along x
+{
+    const g3__axis *a = &r->x;
+    const size_t lanes = 3 * (size_t)a->out * G3__STRIP;
+    for (size_t k = 0; k < lanes; k++) r->part[k] = 1 << (G3__WEIGHT_BITS - 1);
+    for (int from = 0, first = 0, count; from < a->in; from += count) {
+        count = G3__MIN(r->at_a_time, a->in - from);
+        g3__turn(r, rgb + 3 * (int64_t)from, stride, n, count);
+        while (first < a->out && a->hi[first] <= from) first++;
+        for (int i = first; i < a->out && a->lo[i] < from + count; i++) g3__across(r, i, from, from + count);
+    }
+    for (size_t k = 0; k < 3 * (size_t)a->out; k++)
+        for (size_t l = 0; l < (size_t)n; l++) r->rows[l * 3 * (size_t)a->out + k] = (uint8_t)g3__whole_level(r->part[k * G3__STRIP + l]);
+}
+
+static void g3__add_row(int32_t *G3__RESTRICT sum, const uint8_t *G3__RESTRICT row, int32_t w, size_t n)
+{
+    for (size_t k = 0; k < n; k++) sum[k] += w * row[k];
+}
+
+static int g3__resize_columns(const g3__resampler *r, int y, int n, int first)           // rows y to y + n of the source; the first output row that may want more
+{
+    const g3__axis *a = &r->y;
+    const size_t size = 3 * (size_t)r->x.out;
+    while (first < a->out && a->hi[first] <= y) first++;
+    for (int i = first; i < a->out && a->lo[i] < y + n; i++)
+        for (int j = G3__MAX(a->lo[i], y); j < G3__MIN(a->hi[i], y + n); j++)
+            g3__add_row(r->whole + (size_t)i * size, r->rows + (size_t)(j - y) * size, g3__weight_of(a, i, j), size);
+    return first;
+}
+
+static void g3__resample(g3__resampler *r, const g3_image *img, const g3__rect *crop)    // fills r->whole
+{
+    const int64_t stride = g3__image_stride(img);
+    const uint8_t *rgb = img->rgb + crop->y * stride + 3 * (int64_t)crop->x;
+    const size_t n = 3 * (size_t)r->x.out * (size_t)r->y.out;
+    g3__axis_init(&r->x, crop->w);
+    g3__axis_init(&r->y, crop->h);
+    for (size_t k = 0; k < n; k++) r->whole[k] = 1 << (G3__WEIGHT_BITS - 1);
+    for (int y = 0, first = 0, rows; y < crop->h; y += rows) {
+        rows = G3__MIN(G3__STRIP, crop->h - y);
+        g3__resize_rows(r, rgb + y * stride, stride, rows);
+        first = g3__resize_columns(r, y, rows, first);
+    }
+}
+
+// ---- patches: what the tower reads
+
+static uint64_t g3__image_room(int size) { g3__resampler r; return g3__resampler_lay(&r, size, size, NULL); }     // bytes of room for g3__image_patches
+
+// The crop of the picture as [size / patch squared][3][patch][patch] values (v - 127.5) / 127.5; size is a multiple of patch.
 static G3__UNUSED bool g3__image_patches(const g3_image *img, const g3__rect *crop, int size, int patch, float *patches, void *room, uint64_t room_size, g3_error *err)
 {
-    const int grid = size / patch;
-    (void)room; (void)room_size; (void)err;
-    for (int c = 0; c < 3; c++)
-        for (int y = 0; y < size; y++)
-            for (int x = 0; x < size; x++) {
-                const int64_t sx = crop->x + (int64_t)x * crop->w / size, sy = crop->y + (int64_t)y * crop->h / size, stride = img->stride ? img->stride : 3 * (int64_t)img->width;
-                patches[((size_t)(y / patch) * (size_t)grid + (size_t)(x / patch)) * 3 * (size_t)patch * (size_t)patch + ((size_t)c * (size_t)patch + (size_t)(y % patch)) * (size_t)patch + (size_t)(x % patch)]
-                    = ((float)img->rgb[sy * stride + 3 * sx + c] - 127.5f) / 127.5f;
+    const size_t p = (size_t)patch, grid = (size_t)(size / patch);
+    g3__resampler r;
+    float value[256];
+    if (room_size < g3__image_room(size))
+        return g3__fail(err, G3_ERR_MEMORY, "pictures: resizing wants %llu bytes of room and has %llu", (unsigned long long)g3__image_room(size), (unsigned long long)room_size) == G3_OK;
+    for (int v = 0; v < 256; v++) value[v] = ((float)v - 127.5f) / 127.5f;
+    g3__resampler_lay(&r, size, size, room);
+    g3__resample(&r, img, crop);
+    for (size_t y = 0; y < (size_t)size; y++)
+        for (size_t px = 0; px < grid; px++)
+            for (size_t c = 0; c < 3; c++) {
+                const int32_t *from = r.whole + 3 * (y * (size_t)size + px * p) + c;
+                float *to = patches + (((y / p * grid + px) * 3 + c) * p + y % p) * p;
+                for (size_t x = 0; x < p; x++) to[x] = value[g3__whole_level(from[3 * x])];
             }
     return true;
+}
+
+// ---- sizes that a file or a caller may ask for
+
+enum { G3__IMAGE_SIDE = 65535, G3__IMAGE_PIXELS = 1 << 27 };
+
+static bool g3__image_size_check(const char *name, g3_result code, uint64_t width, uint64_t height, g3_error *err)
+{
+    if (!width || !height) return g3__fail(err, code, "%s: %llu x %llu pixels; a picture has at least one", name, (unsigned long long)width, (unsigned long long)height) == G3_OK;
+    if (width <= G3__IMAGE_SIDE && height <= G3__IMAGE_SIDE && width * height <= G3__IMAGE_PIXELS) return true;
+    return g3__fail(err, code, "%s: %llu x %llu pixels are too many; up to %d a side and %d in all are read, and the model sees 896 x 896", name,
+        (unsigned long long)width, (unsigned long long)height, (int)G3__IMAGE_SIDE, (int)G3__IMAGE_PIXELS) == G3_OK;
+}
+
+static bool g3__image_resize(const g3_image *in, int width, int height, const g3_allocator *alloc, g3_image *out, g3_error *err)
+{
+    g3__heap heap;
+    g3__resampler r;
+    g3__rect whole = { 0, 0, in->width, in->height };
+    const size_t n = 3 * (size_t)width * (size_t)height;
+    const uint64_t size = g3__resampler_lay(&r, width, height, NULL);
+    g3__heap_init(&heap, alloc);
+    void *room = g3__heap_take(&heap, size, 1, err);
+    uint8_t *rgb = room ? (uint8_t *)g3__heap_take(&heap, n, 1, err) : NULL;
+    if (rgb) {
+        g3__resampler_lay(&r, width, height, room);
+        g3__resample(&r, in, &whole);
+        for (size_t k = 0; k < n; k++) rgb[k] = (uint8_t)g3__whole_level(r.whole[k]);
+        out->rgb = rgb;
+        out->width = width;
+        out->height = height;
+    }
+    g3__heap_free(&heap, room, size, 1);
+    return rgb != NULL;
+}
+
+// ---- decoding: stb_image, private to this file. A program's own copy, included before this header, is used as it is.
+
+#if defined(GEMMA3_NO_STB_IMAGE) || defined(GEMMA3_NO_VISION)
+#elif defined(STBI_VERSION)
+#define G3__DECODES 1
+#elif defined(__has_include)
+#if __has_include("stb_image.h")
+#define G3__STB_IMAGE "stb_image.h"
+#elif __has_include("stb/stb_image.h")
+#define G3__STB_IMAGE "stb/stb_image.h"
+#endif
+#endif
+
+#ifdef G3__STB_IMAGE
+#define G3__DECODES 1
+
+// One piece is never larger than 16-bit RGBA of the largest picture. It comes zeroed: what a broken file leaves out is black, not somebody's old bytes.
+static void *g3__stb_alloc(size_t size)
+{
+    void *p = size <= 9 * (size_t)G3__IMAGE_PIXELS ? GEMMA3_MALLOC(size ? size : 1) : NULL;
+    if (p) memset(p, 0, size);
+    return p;
+}
+
+static G3__UNUSED void *g3__stb_realloc(void *old, size_t old_size, size_t size)
+{
+    void *p = g3__stb_alloc(size);
+    if (p && old) { memcpy(p, old, G3__MIN(old_size, size)); GEMMA3_FREE(old); }
+    return p;
+}
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC diagnostic ignored "-Wunused-but-set-variable"
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#pragma GCC diagnostic ignored "-Wsign-compare"
+#pragma GCC diagnostic ignored "-Wshadow"
+#pragma GCC diagnostic ignored "-Wpedantic"
+#pragma GCC diagnostic ignored "-Wcast-qual"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
+#endif
+#define STB_IMAGE_IMPLEMENTATION
+#define STBIDEF static G3__UNUSED
+#define STBI_ONLY_JPEG
+#define STBI_ONLY_PNG
+#define STBI_ONLY_BMP
+#define STBI_NO_GIF
+#define STBI_NO_STDIO
+#define STBI_NO_HDR
+#define STBI_NO_LINEAR
+#define STBI_MAX_DIMENSIONS G3__IMAGE_SIDE
+#define STBI_ASSERT(x) ((void)0)
+#define STBI_MALLOC(size) g3__stb_alloc(size)
+#define STBI_REALLOC_SIZED(p, old_size, size) g3__stb_realloc(p, old_size, size)
+#define STBI_FREE(p) GEMMA3_FREE(p)
+#define stbi_set_unpremultiply_on_load_thread stbi__unpremultiply_on_load_thread      // version 2.27 declares one and defines the other
+#include G3__STB_IMAGE
+#undef stbi_set_unpremultiply_on_load_thread
+#undef STB_IMAGE_IMPLEMENTATION
+#undef STBIDEF
+#undef STBI_ONLY_JPEG
+#undef STBI_ONLY_PNG
+#undef STBI_ONLY_BMP
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+#endif // G3__STB_IMAGE
+
+#ifdef G3__DECODES
+enum { G3__IMAGE_FILE = 1 << 30 };     // bytes
+
+typedef struct g3__encoded {           // a picture as its file has it
+    const char *name;                  // for sentences
+    const uint8_t *p; size_t n;
+    uint64_t width, height;            // as stored
+    int orientation;                   // EXIF: 1 to 8; 1: upright
+    int channels;                      // to decode to; 0: those it has
+    uint64_t palette;                  // PNG: where its PLTE chunk begins; 0: none
+    g3_error *err;
+} g3__encoded;
+
+static uint32_t g3__le16(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8; }
+static uint32_t g3__le32(const uint8_t *p) { return g3__le16(p) | g3__le16(p + 2) << 16; }
+static uint32_t g3__be16(const uint8_t *p) { return (uint32_t)p[0] << 8 | p[1]; }
+static uint32_t g3__be32(const uint8_t *p) { return g3__be16(p) << 16 | g3__be16(p + 2); }
+
+static bool g3__broken(const g3__encoded *e, const char *why)
+{
+    return g3__fail(e->err, G3_ERR_FORMAT, "%s: %s", e->name, why) == G3_OK;
+}
+
+// Tag 0x0112 of the first directory (TIFF 6.0, EXIF 2.3). What is broken counts as absent.
+static int g3__exif_orientation(const uint8_t *p, size_t n)
+{
+    if (n < 8 || p[0] != p[1] || (p[0] != 'I' && p[0] != 'M')) return 1;
+    const bool little = p[0] == 'I';
+    const size_t at = little ? g3__le32(p + 4) : g3__be32(p + 4);
+    if ((little ? g3__le16(p + 2) : g3__be16(p + 2)) != 42 || at > n - 2) return 1;
+    const size_t entries = G3__MIN((size_t)(little ? g3__le16(p + at) : g3__be16(p + at)), (n - at - 2) / 12);
+    for (size_t i = 0; i < entries; i++) {
+        const uint8_t *entry = p + at + 2 + 12 * i;
+        if ((little ? g3__le16(entry) : g3__be16(entry)) != 0x0112) continue;
+        const uint32_t v = little ? g3__le16(entry + 8) : g3__be16(entry + 8);
+        return v >= 1 && v <= 8 ? (int)v : 1;
+    }
+    return 1;
+}
+
+// ---- PNG (W3C, second edition)
+
+static uint32_t g3__crc32(const uint8_t *p, size_t n)
+{
+    uint32_t table[16], crc = 0xFFFFFFFFu;
+    for (uint32_t i = 0; i < 16; i++) {
+        table[i] = i;
+        for (int k = 0; k < 4; k++) table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320u : 0);
+    }
+    for (size_t i = 0; i < n; i++) {
+        crc ^= p[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+// Deflate makes 258 bytes of two bits at most, and hardly more bytes than it was given: data outside of that cannot be these pixels.
+static bool g3__png_data_check(const g3__encoded *e, uint64_t data)
+{
+    static const uint8_t channels[7] = {1, 0, 3, 1, 2, 0, 4};
+    const uint32_t depth = e->p[24], kind = e->p[25];
+    if (kind > 6 || !channels[kind] || depth > 16) return g3__broken(e, "no PNG has this colour type and depth");
+    const uint64_t row = (e->width * channels[kind] * depth + 7) / 8, raw = row * e->height;
+    if (data * 1032 < raw) return g3__broken(e, "the PNG's pixel data ends early");
+    return data <= 2 * raw + 65536 || g3__broken(e, "the PNG holds more compressed data than its pixels can need");
+}
+
+static bool g3__png_check(g3__encoded *e)
+{
+    uint64_t at = 8, data = 0;
+    for (bool end = false; !end; ) {
+        if (e->n - at < 12) return g3__broken(e, "the PNG ends early: it has no IEND");
+        const uint8_t *chunk = e->p + at, *type = chunk + 4;
+        const uint64_t size = g3__be32(chunk);
+        if (size > e->n - at - 12) return g3__broken(e, "the PNG ends early, inside a chunk");
+        if (!(type[0] & 0x20) && g3__crc32(type, (size_t)size + 4) != g3__be32(chunk + 8 + size)) return g3__broken(e, "the PNG is damaged: the checksum of a chunk is wrong");
+        if (at == 8) {
+            if (memcmp(type, "IHDR", 4) || size != 13) return g3__broken(e, "the PNG does not begin with its IHDR chunk");
+            e->width = g3__be32(chunk + 8);
+            e->height = g3__be32(chunk + 12);
+        }
+        if (!memcmp(type, "PLTE", 4)) e->palette = at;
+        if (!memcmp(type, "IDAT", 4)) data += size;
+        if (!memcmp(type, "eXIf", 4)) e->orientation = g3__exif_orientation(chunk + 8, (size_t)size);
+        end = !memcmp(type, "IEND", 4);
+        at += 12 + size;
+    }
+    return g3__image_size_check(e->name, G3_ERR_FORMAT, e->width, e->height, e->err) && g3__png_data_check(e, data);
+}
+
+// ---- JPEG (ITU T.81)
+
+static uint64_t g3__jpeg_scan_end(const g3__encoded *e, uint64_t at)          // the marker after entropy-coded data; n: there is none
+{
+    for (; at + 1 < e->n; at++)
+        if (e->p[at] == 0xFF && e->p[at + 1] && e->p[at + 1] != 0xFF && (e->p[at + 1] & 0xF8) != 0xD0) return at;
+    return e->n;
+}
+
+static uint64_t g3__jpeg_marker(const g3__encoded *e, uint64_t at)            // where a marker's code lies, from `at` on; n: nowhere
+{
+    while (at < e->n && e->p[at] != 0xFF) at++;                               // padding between segments
+    while (at < e->n && e->p[at] == 0xFF) at++;
+    return at;
+}
+
+typedef struct g3__jpeg { bool framed; int n; uint8_t id[4]; bool scanned[4]; } g3__jpeg;     // the frame's components, and which of them a scan has
+
+static bool g3__jpeg_frame(g3__encoded *e, g3__jpeg *j, const uint8_t *p, uint64_t size)
+{
+    if (j->framed || size < 6 || !p[5] || p[5] > 4 || size < 6 + 3 * (uint64_t)p[5]) return g3__broken(e, "the JPEG's frame header is malformed");
+    j->framed = true;
+    j->n = p[5];
+    e->height = g3__be16(p + 1);
+    e->width = g3__be16(p + 3);
+    for (int i = 0; i < j->n; i++) j->id[i] = p[6 + 3 * i];
+    return g3__image_size_check(e->name, G3_ERR_FORMAT, e->width, e->height, e->err);
+}
+
+static bool g3__jpeg_scan(const g3__encoded *e, g3__jpeg *j, const uint8_t *p, uint64_t size)
+{
+    if (!j->framed || size < 1 || size < 4 + 2 * (uint64_t)p[0]) return g3__broken(e, "the JPEG's scan header is malformed");
+    for (int k = 0; k < p[0]; k++)
+        for (int i = 0; i < j->n; i++) j->scanned[i] = j->scanned[i] || j->id[i] == p[1 + 2 * k];
+    return true;
+}
+
+static bool g3__jpeg_check(g3__encoded *e)
+{
+    g3__jpeg j;
+    bool exif = false;
+    memset(&j, 0, sizeof j);
+    for (uint64_t at = 2;;) {
+        at = g3__jpeg_marker(e, at);
+        if (at >= e->n) return g3__broken(e, "the JPEG ends early: it has no end marker");
+        const int m = e->p[at++];
+        if (m == 0xD9) break;
+        if (m <= 0x01 || (m >= 0xD0 && m <= 0xD8)) continue;                                  // no segment follows
+        const uint64_t size = e->n - at >= 2 ? g3__be16(e->p + at) : 0;
+        if (size < 2 || size > e->n - at) return g3__broken(e, "the JPEG ends early, inside a segment");
+        const uint8_t *body = e->p + at + 2;
+        at += size;
+        if (m == 0xE1 && !exif && size >= 8 && !memcmp(body, "Exif\0", 6)) { exif = true; e->orientation = g3__exif_orientation(body + 6, (size_t)size - 8); }
+        if (m >= 0xC0 && m <= 0xCF && m != 0xC4 && m != 0xC8 && m != 0xCC && !g3__jpeg_frame(e, &j, body, size - 2)) return false;
+        if (m != 0xDA) continue;
+        if (!g3__jpeg_scan(e, &j, body, size - 2)) return false;
+        at = g3__jpeg_scan_end(e, at);
+    }
+    for (int i = 0; i < j.n; i++) if (!j.scanned[i]) return g3__broken(e, "the JPEG ends early: a colour has no scan");
+    if (!j.framed) return g3__broken(e, "the JPEG has no frame");
+    return (uint64_t)e->n * 512 >= e->width * e->height || g3__broken(e, "the JPEG's scan data runs out");   // a block of 8 x 8 pixels takes a bit at least
+}
+
+// ---- BMP
+
+static bool g3__bmp_check(g3__encoded *e)
+{
+    if (e->n < 30) return g3__broken(e, "the BMP ends early, inside its header");
+    const uint32_t header = g3__le32(e->p + 14), offset = g3__le32(e->p + 10);
+    const bool old = header == 12;
+    const uint32_t bits = g3__le16(e->p + (old ? 24 : 28)), packing = old || e->n < 34 ? 0 : g3__le32(e->p + 30);
+    e->width = old ? g3__le16(e->p + 18) : g3__le32(e->p + 18);
+    e->height = old ? g3__le16(e->p + 20) : g3__le32(e->p + 22);
+    if (!old && e->height >> 31) e->height = 0x100000000u - e->height;                        // rows from the top down
+    if (!g3__image_size_check(e->name, G3_ERR_FORMAT, e->width, e->height, e->err)) return false;
+    if (packing == 1 || packing == 2) return g3__broken(e, "the BMP is run-length encoded; only plain ones are read. Save it as PNG");
+    if (old && bits < 24) return g3__broken(e, "an OS/2 BMP with a palette is not read. Save it as PNG");
+    const uint64_t row = (e->width * bits + 7) / 8, stride = g3__round_up(row, 4), least = 14 + (uint64_t)header + (packing == 3 && header == 40 ? 12 : 0);
+    if (offset < least || offset > e->n || (e->height - 1) * stride + row > e->n - offset) return g3__broken(e, "the BMP ends early: its rows are not all there");
+    if (bits == 32 && packing == 0) e->channels = 3;                                          // the fourth byte means nothing there
+    if (bits > 8) return true;
+    const uint32_t colours = (offset - 14 - header) / 4, mask = (1u << bits) - 1;
+    for (uint64_t y = 0; y < e->height && colours <= mask; y++)
+        for (uint64_t x = 0; x < e->width; x++)
+            if ((e->p[offset + y * stride + x * bits / 8] >> (8 - bits - x * bits % 8) & mask) >= colours) return g3__broken(e, "the BMP is damaged: a pixel lies outside its palette");
+    return true;
+}
+
+// ---- which format
+
+typedef enum g3__image_kind { G3__JPEG, G3__PNG, G3__BMP, G3__NOT_READ } g3__image_kind;
+static const struct { uint8_t at; uint8_t n; const char *magic, *name; g3__image_kind kind; } g3__image_kinds[] = {
+    {0, 3, "\xFF\xD8\xFF", "JPEG", G3__JPEG}, {0, 8, "\x89PNG\r\n\x1A\n", "PNG", G3__PNG}, {0, 2, "BM", "BMP", G3__BMP},
+    {0, 4, "GIF8", "GIF", G3__NOT_READ}, {8, 4, "WEBP", "WebP", G3__NOT_READ}, {0, 4, "II*\0", "TIFF", G3__NOT_READ}, {0, 4, "MM\0*", "TIFF", G3__NOT_READ},
+    {4, 8, "ftypavif", "AVIF", G3__NOT_READ}, {4, 8, "ftypavis", "AVIF", G3__NOT_READ}, {4, 7, "ftyphei", "HEIC", G3__NOT_READ}, {4, 7, "ftyphev", "HEIC", G3__NOT_READ},
+    {4, 8, "ftypmif1", "HEIF", G3__NOT_READ}, {4, 8, "ftypmsf1", "HEIF", G3__NOT_READ}, {4, 8, "JXL \r\n\x87\n", "JPEG XL", G3__NOT_READ}, {0, 2, "\xFF\x0A", "JPEG XL", G3__NOT_READ},
+    {4, 4, "jP  ", "JPEG 2000", G3__NOT_READ}, {0, 4, "qoif", "QOI", G3__NOT_READ}, {0, 4, "8BPS", "Photoshop", G3__NOT_READ}, {0, 4, "\0\0\1\0", "icon", G3__NOT_READ},
+    {0, 4, "%PDF", "PDF", G3__NOT_READ}, {0, 4, "<svg", "SVG", G3__NOT_READ}, {0, 5, "<?xml", "SVG or XML", G3__NOT_READ}, {0, 2, "P1", "PBM", G3__NOT_READ}, {0, 2, "P2", "PGM", G3__NOT_READ},
+    {0, 2, "P3", "PPM", G3__NOT_READ}, {0, 2, "P4", "PBM", G3__NOT_READ}, {0, 2, "P5", "PGM", G3__NOT_READ}, {0, 2, "P6", "PPM", G3__NOT_READ}, {0, 2, "P7", "PAM", G3__NOT_READ} };
+
+static bool g3__image_look(g3__encoded *e)               // everything that is known without decoding
+{
+    const char *name = "no picture that is known here";
+    g3__image_kind kind = G3__NOT_READ;
+    if (!e->n) return g3__broken(e, "the file is empty");
+    for (int i = G3__COUNT(g3__image_kinds) - 1; i >= 0; i--) {
+        const size_t at = g3__image_kinds[i].at, n = g3__image_kinds[i].n;
+        if (e->n >= at + n && !memcmp(e->p + at, g3__image_kinds[i].magic, n)) { name = g3__image_kinds[i].name; kind = g3__image_kinds[i].kind; }
+    }
+    switch (kind) {
+    case G3__JPEG: return g3__jpeg_check(e);
+    case G3__PNG:  return g3__png_check(e);
+    case G3__BMP:  return g3__bmp_check(e);
+    default: return g3__fail(e->err, G3_ERR_UNSUPPORTED, "%s: %s; JPEG, PNG and BMP are read. ImageMagick converts: magick \"%s\" picture.png", e->name, name, e->name) == G3_OK;
+    }
+}
+
+// ---- decode, lay over white, turn upright
+
+// stb_image leaves colours that a PNG's palette lacks to chance: it gets a copy with all 256, black where there was none.
+static uint8_t *g3__png_whole_palette(g3__heap *heap, const g3__encoded *e, size_t *n)
+{
+    const size_t old = g3__be32(e->p + e->palette), before = (size_t)e->palette, after = before + 12 + old;
+    if (!old || old % 3 || old >= 768) return NULL;                           // nothing to add, or stb_image's to refuse
+    *n = e->n - old + 768;
+    uint8_t *p = (uint8_t *)g3__heap_alloc(heap, *n, 1, e->err);
+    if (!p) return NULL;
+    memcpy(p, e->p, before + 8 + old);
+    p[before + 2] = 3;                                   // 768
+    p[before + 3] = 0;
+    memcpy(p + before + 12 + 768, e->p + after, e->n - after);
+    return p;
+}
+
+// out = c * a + white * (1 - a), with the reference's rounding; orientations above 4 exchange rows and columns.
+static void g3__image_finish(const g3__encoded *e, const uint8_t *pixels, int channels, int width, int height, uint8_t *rgb)
+{
+    const int o = e->orientation, wide = o > 4 ? height : width, high = o > 4 ? width : height;
+    const bool mirrored = o == 2 || o == 3 || o == 6 || o == 7, upside_down = o == 3 || o == 4 || o == 7 || o == 8;
+    for (int y = 0; y < height; y++)
+        for (int x = 0; x < width; x++) {
+            const uint8_t *p = pixels + ((size_t)y * (size_t)width + (size_t)x) * (size_t)channels;
+            const int to_x = o > 4 ? y : x, to_y = o > 4 ? x : y, alpha = channels % 2 ? 255 : p[channels - 1];
+            uint8_t *to = rgb + 3 * ((size_t)(upside_down ? high - 1 - to_y : to_y) * (size_t)wide + (size_t)(mirrored ? wide - 1 - to_x : to_x));
+            for (int c = 0; c < 3; c++) to[c] = (uint8_t)((p[channels < 3 ? 0 : c] * alpha + 255 * (255 - alpha) + 127) / 255);
+        }
+}
+
+static bool g3__image_decode(g3__encoded *e, const g3_allocator *alloc, g3_image *img)
+{
+    g3__heap heap;
+    size_t n = e->n;
+    int width = 0, height = 0, channels = 0;
+    g3__heap_init(&heap, alloc);
+    if (e->n > G3__IMAGE_FILE) return g3__fail(e->err, G3_ERR_FORMAT, "%s: %llu bytes; pictures of up to %d are read", e->name, (unsigned long long)e->n, (int)G3__IMAGE_FILE) == G3_OK;
+    if (!g3__image_look(e)) return false;
+    uint8_t *copy = e->palette ? g3__png_whole_palette(&heap, e, &n) : NULL;
+    uint8_t *pixels = e->err->code ? NULL : (uint8_t *)stbi_load_from_memory(copy ? copy : e->p, (int)n, &width, &height, &channels, e->channels);
+    g3__heap_free(&heap, copy, n, 1);
+    if (!pixels) return g3__fail(e->err, G3_ERR_FORMAT, "%s: the picture cannot be decoded (stb_image: %s)", e->name, stbi_failure_reason() ? stbi_failure_reason() : "no reason given") == G3_OK;
+    if (e->channels) channels = e->channels;
+    const size_t size = 3 * (size_t)width * (size_t)height;
+    uint8_t *rgb = (uint64_t)width == e->width && (uint64_t)height == e->height ? (uint8_t *)g3__heap_take(&heap, size, 1, e->err) : NULL;
+    if (rgb) {
+        g3__image_finish(e, pixels, channels, width, height, rgb);
+        img->rgb = rgb;
+        img->width = e->orientation > 4 ? height : width;
+        img->height = e->orientation > 4 ? width : height;
+    }
+    stbi_image_free(pixels);
+    return rgb || g3__broken(e, "the decoded picture has another size than its header says");
+}
+#endif // G3__DECODES
+
+static bool g3__image_from(const char *name, const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err)
+{
+#ifdef G3__DECODES
+    g3__encoded e = G3__ZERO;
+    e.name = name;
+    e.p = (const uint8_t *)data;
+    e.n = size;
+    e.orientation = 1;
+    e.err = err;
+    return g3__image_decode(&e, alloc, img);
+#else
+    (void)data; (void)size; (void)alloc; (void)img;
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "%s: this build decodes no pictures; compile it where stb_image.h is found (Debian: libstb-dev), or give the pixels as a g3_image", name) == G3_OK;
+#endif
+}
+
+static bool g3__image_file(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err)
+{
+#if defined(GEMMA3_NO_STDIO) || !defined(G3__DECODES)
+#ifdef G3__DECODES
+    (void)alloc; (void)img;
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "%s: this build has no file system (GEMMA3_NO_STDIO): give the file's bytes to g3_image_load_memory", path) == G3_OK;
+#else
+    return g3__image_from(path, NULL, 0, alloc, img, err);
+#endif
+#else
+    uint64_t size = 0;
+    g3__heap heap;
+    g3__heap_init(&heap, alloc);
+    void *file = g3__os_open_path(path, &size), *data = NULL;
+    if (!file) return g3__fail(err, G3_ERR_IO, "%s: no readable file of that name", path) == G3_OK;
+    if (size > G3__IMAGE_FILE) g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes; pictures of up to %d are read", path, (unsigned long long)size, (int)G3__IMAGE_FILE);
+    else data = g3__heap_take(&heap, size, 1, err);
+    if (data && size && g3__os_read(NULL, file, 0, data, (size_t)size)) g3__fail(err, G3_ERR_IO, "%s: its %llu bytes cannot be read", path, (unsigned long long)size);
+    g3__os_close(NULL, file);
+    const bool ok = data && !err->code && g3__image_from(path, data, (size_t)size, alloc, img, err);
+    g3__heap_free(&heap, data, size, 1);
+    return ok;
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -9853,26 +10469,46 @@ G3_API int g3_sample(g3_session *s, const g3_sampler *p, g3_error *err)
 
 // ---- pictures
 
-G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err)
+static bool g3__image_call(const void *in, const char *what, const g3_allocator *alloc, g3_image *img, g3_error *err)   // what the calls below have in common
 {
-    (void)path; (void)alloc;
     g3__error_clear(err);
     if (img) memset(img, 0, sizeof *img);
-    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+    if (g3__closed(in, what, err) || g3__closed(img, "img", err)) return false;
+    return !alloc || !alloc->alloc_fn == !alloc->free_fn || g3__fail(err, G3_ERR_ARGUMENT, "alloc: alloc_fn and free_fn come together") == G3_OK;
+}
+
+G3_API g3_result g3_image_load(const char *path, const g3_allocator *alloc, g3_image *img, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    if (g3__image_call(path, "path", alloc, img, err)) g3__image_file(path, alloc, img, err);
+    return err->code;
 }
 
 G3_API g3_result g3_image_load_memory(const void *data, size_t size, const g3_allocator *alloc, g3_image *img, g3_error *err)
 {
-    (void)data; (void)size; (void)alloc;
-    g3__error_clear(err);
-    if (img) memset(img, 0, sizeof *img);
-    return g3__fail(err, G3_ERR_UNSUPPORTED, "pictures: this build reads text only");
+    g3_error mine;
+    if (!err) err = &mine;
+    if (g3__image_call(data, "data", alloc, img, err)) g3__image_from("the picture", data, size, alloc, img, err);
+    return err->code;
 }
 
 G3_API void g3_image_free(const g3_allocator *alloc, g3_image *img)
 {
-    (void)alloc;
-    if (img) memset(img, 0, sizeof *img);
+    g3__heap heap;
+    g3__heap_init(&heap, alloc);
+    if (!img) return;
+    g3__heap_free(&heap, (void *)(uintptr_t)img->rgb, 3 * (uint64_t)img->width, (uint64_t)img->height);
+    memset(img, 0, sizeof *img);
+}
+
+G3_API g3_result g3_image_resize(const g3_image *in, int width, int height, const g3_allocator *alloc, g3_image *out, g3_error *err)
+{
+    g3_error mine;
+    if (!err) err = &mine;
+    if (g3__image_call(in, "in", alloc, out, err) && g3__image_check(in, err) && g3__image_size_check("size", G3_ERR_ARGUMENT, (uint64_t)G3__MAX(width, 0), (uint64_t)G3__MAX(height, 0), err))
+        g3__image_resize(in, width, height, alloc, out, err);
+    return err->code;
 }
 
 // ------------------------------------------------------------------------------------------------------------------
