@@ -14,13 +14,13 @@ le32() { for shift in 1 256 65536 16777216; do printf "\\$(printf %03o $(($1 / s
 bmp() {
     row=$((($2 * 3 + 3) / 4 * 4))
     { printf BM; le32 $((54 + row * $3)); le32 0; le32 54; le32 40; le32 $2; le32 $3; printf '\001\000\030\000'; for zero in 1 2 3 4 5 6; do le32 0; done
-      LC_ALL=C awk -v row=$row -v n=$3 -v s=$4 'BEGIN { for (y = 0; y < n; y++) for (x = 0; x < row; x++) printf "%c", 32 + (s ? (int(x / 9) * s + y * (s + 3)) % 91 : 0) }'; } > "$1"
+      LC_ALL=C awk -v row=$row -v n=$3 -v s=$4 'BEGIN { for (y = 0; y < n; y++) for (x = 0; x < row; x++) printf "%c", 32 + (s ? 10 * s + (int(x / 9) * s + y * (s + 3)) % 20 : 0) }'; } > "$1"
 }
 mkdir "$p"
 bmp "$p/a.bmp" 60 40 5
-bmp "$p/b.bmp" 31 70 2
+bmp "$p/b.bmp" 31 70 1
 bmp "$p/long one.bmp" 700 300 7
-head -c 40 "$p/a.bmp" > "$p/cut.bmp"
+head -c 500 "$p/a.bmp" > "$p/cut.bmp"
 printf 'RIFF\044\000\000\000WEBPVP8 and so on' > "$p/other.webp"
 echo "no picture" > "$p/notes.txt"
 count() { grep -cF -e "$2" "$1"; }
@@ -40,7 +40,7 @@ is "  and says how large it is" has "$err" "60 x 40"
 cp "$out" "$tmp/a"
 one --image "$p/a.bmp"
 is "  the same picture, the same answer" same "$out" "$tmp/a"
-draw() { one -s 3 --temp 2 --top-k 0 --top-p 1 "$@"; }     # drawn from all tokens, an answer shows any difference; the likeliest hardly change
+draw() { one -n 400 -s 3 --temp 2 --top-k 0 --top-p 1 "$@"; }     # a long answer drawn from all tokens shows any difference; the likeliest hardly change
 draw --image "$p/a.bmp"; cp "$out" "$tmp/drawn"
 draw --image "$p/a.bmp"
 is "  the same seed, too" same "$out" "$tmp/drawn"
