@@ -61,6 +61,15 @@ demo:
 	@$(MAKE) -s model
 	@sh tests/tools/demo.sh
 
+## demo-vision: the whole path of a picture on a model of the 4B's widths with random weights (2.2 GB, made here); what it says is nonsense
+demo-vision:
+	@sh tests/tools/need.sh gcc libc6-dev python3 python3-venv
+	@sh tests/tools/need.sh --try libstb-dev
+	@$(MAKE) -s $(PARALLEL) build/chat build/describe build/import_gguf build/quantize
+	@$(MAKE) -s model
+	@sh tests/tools/demo_vision.sh
+.PHONY: demo-vision
+
 ## quick: all tests that need neither network nor weights (cc, make, xz and sh are enough; the rest skips)
 quick:
 	@sh tests/tools/need.sh gcc libc6-dev xz-utils

@@ -3,11 +3,12 @@
 //     chat -m DIR                               a conversation; /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves
 //     chat -m DIR -p "Why is the sky blue?"     one answer
 //     chat -m DIR --raw -p "Once upon a time"   no chat template: the model goes on writing
+//     chat -m DIR --image cat.jpg -p "Who is this?"
 //
-// Shows the text side of the public API in one program: the memory plan, loading with progress, streaming, cancelling from a signal
+// Shows the public API in one program: the memory plan, loading with progress, pictures, streaming, cancelling from a signal
 // handler, and a conversation that outlives its context: the oldest turns are dropped and g3_add_messages reads the rest again.
 // What the model writes goes to stdout, everything else to stderr.
-// Reading order: growing text, settings, flags, terminal, typing, conversation, commands, main.
+// Reading order: growing text, settings, flags, terminal, typing, conversation, pictures, answering, commands, main.
 #define GEMMA3_IMPLEMENTATION
 #include "gemma3.h"
 
@@ -60,20 +61,21 @@ static char *copy_text(const char *p) { text t = { 0 }; text_add(&t, p, strlen(p
 
 // ---- settings: what the flags say, in the library's own structs
 
-enum { MAX_STOPS = 16, MAX_NOTES = 32 };
+enum { MAX_STOPS = 16, MAX_NOTES = 32, MAX_IMAGES = 32 };
 
 typedef struct settings {
     const char       *model, *prompt, *file, *system, *stops[MAX_STOPS];
     g3_model_desc     open;
     g3_session_desc   session;
     g3_generate_desc  generate;
-    bool              raw, plan, quiet, verbose, color;
+    const char       *images[MAX_IMAGES]; int n_images;
+    bool              pan_and_scan, raw, plan, quiet, verbose, color;
     const char       *notes[MAX_NOTES], *note_flags[MAX_NOTES]; int n_notes;   // flags of other programs, and what happens instead
     bool screen_if_it_fits;                              // --screened-head auto
 } settings;
 
 typedef enum flag_id {
-    F_MODEL, F_PROMPT, F_FILE, F_SYSTEM, F_PREDICT, F_CONTEXT, F_BATCH, F_THREADS, F_TEMP, F_TOP_K, F_TOP_P, F_MIN_P, F_PENALTY, F_SEED, F_STOP,
+    F_MODEL, F_PROMPT, F_FILE, F_IMAGE, F_PAN, F_SYSTEM, F_PREDICT, F_CONTEXT, F_BATCH, F_THREADS, F_TEMP, F_TOP_K, F_TOP_P, F_MIN_P, F_PENALTY, F_SEED, F_STOP,
     F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_PRECISE, F_SCREENED, F_NO_VISION, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
 } flag_id;
 
@@ -83,6 +85,8 @@ static const flag flags[] = {
     { F_MODEL,    "-m --model",                   "DIR",     "the checkpoint: a directory, or OWNER/NAME if get.sh or Hugging Face's tools fetched it" },
     { F_PROMPT,   "-p --prompt",                  "TEXT",    "answer this and leave" },
     { F_FILE,     "-f --file",                    "FILE",    "take the prompt from a file (- is stdin); with -p it follows that text" },
+    { F_IMAGE,    "--image",                      "FILE",    "a picture (JPEG, PNG, BMP) that goes with the first message; may be given 32 times" },
+    { F_PAN,      "--pan-and-scan",               NULL,      "look at long pictures once more in up to 4 crops: finer detail, more tokens" },
     { F_SYSTEM,   "--system -sys --system-prompt", "TEXT",   "how to behave, in front of the first turn" },
     { F_PREDICT,  "-n --predict --n-predict",     "N",       "at most N tokens an answer (until the context is full)" },
     { F_CONTEXT,  "-c --ctx-size",                "N|max",   "tokens of context (8192, or what the model can; max: what memory allows)" },
@@ -102,7 +106,7 @@ static const flag flags[] = {
     { F_DEVICES,  "--list-devices",               NULL,      "say what --device can be, and leave" },
     { F_PRECISE,  "--precise",                    NULL,      "float32 activations everywhere: slower, closest to the reference" },
     { F_SCREENED, "--screened-head",              "WHEN",    "on, off or auto: find the likeliest tokens with an 8-bit copy of the head first" },
-    { F_NO_VISION, "--no-vision --no-mmproj",     NULL,      "leave the vision tower out of memory: this version reads text only" },
+    { F_NO_VISION, "--no-vision --no-mmproj",     NULL,      "leave the vision tower out of memory: text only" },
     { F_MEMORY,   "--memory-limit",               "SIZE",    "take no more than this, as in 24G (what is free)" },
     { F_PLAN,     "--plan",                       NULL,      "print what would be taken, to the byte, and leave" },
     { F_COLOR,    "-co --color",                  "[WHEN]",  "on, off or auto (on a terminal, unless NO_COLOR is set)" },
@@ -278,6 +282,11 @@ static bool set_flag(settings *o, const flag *f, const char *name, const char *v
     case F_MODEL:   o->model = v; return true;
     case F_PROMPT:  o->prompt = v; return true;
     case F_FILE:    o->file = v; return true;
+    case F_IMAGE:
+        if (o->n_images == MAX_IMAGES) return usage("%s: only 32 pictures are possible%s", name, "");
+        o->images[o->n_images++] = v;
+        return true;
+    case F_PAN:     o->pan_and_scan = true; return true;
     case F_SYSTEM:  o->system = v; return true;
     case F_PREDICT:
         if (!to_int(name, v, -2, &o->generate.max_tokens)) return false;
@@ -337,6 +346,8 @@ static bool read_flags(settings *o, int argc, char **argv)
         if (!f) return unknown_flag(arg);
         if (!set_flag(o, f, arg, value)) return false;
     }
+    if (o->n_images && o->raw) return usage("%s: a picture needs the chat template around it; leave out --raw%s", "--image", "");
+    if (o->n_images && o->open.no_vision) return usage("%s: a picture needs the vision tower; leave out --no-vision%s", "--image", "");
     return true;
 }
 
@@ -401,10 +412,10 @@ static int on_progress(void *user, const char *stage, uint64_t done, uint64_t to
     if (done >= total) { clear_bar(); term.bar_stage = NULL; return term.interrupted; }
     if (seconds() - term.bar_since < 0.3) return term.interrupted;
     int part = (int)(done * 30 / total);
-    bool bytes = strcmp(stage, "prompt") != 0;
+    bool bytes = !strcmp(stage, "weights");
     fprintf(stderr, "\r%-8.20s [%.*s%.*s] ", stage, part, "##############################", 30 - part, "..............................");
     if (bytes) fprintf(stderr, "%s of %s\033[K", human_bytes(done, a, sizeof a), human_bytes(total, b, sizeof b));
-    else fprintf(stderr, "%llu of %llu tokens\033[K", (unsigned long long)done, (unsigned long long)total);
+    else fprintf(stderr, "%llu of %llu %s\033[K", (unsigned long long)done, (unsigned long long)total, strcmp(stage, "pictures") ? "tokens" : "layers");
     term.bar = true;
     return term.interrupted;
 }
@@ -532,7 +543,9 @@ static bool read_file(const char *path, text *t)
 
 // ---- conversation
 
-typedef struct turn { char *user, *answer; } turn;
+typedef struct parts { g3_part *p; int n; } parts;       // texts and pictures in order, all of them ours
+
+typedef struct turn { parts user; char *answer; } turn;
 
 typedef struct chat {
     settings *o;
@@ -541,10 +554,44 @@ typedef struct chat {
     g3_plan plan;
     char *system;                      // NULL: none
     turn *turns; int n;                // the last one is open while it is being answered
+    parts waiting;                     // for the next message: pictures, and words whose picture could not be read
+    bool failed;                       // a script's picture could not be read
     bool in_step;                      // the session holds just these turns, with the answers' own tokens
     text answer;
-    int prompt_tokens, new_tokens; double prompt_s, new_s;      // since the program began
+    int prompt_tokens, new_tokens, pictures; double prompt_s, new_s, picture_s;      // since the program began
 } chat;
+
+static void free_parts(parts *t)
+{
+    while (t->n) {
+        const g3_part *p = &t->p[--t->n];
+        g3_image *img = (g3_image *)(uintptr_t)p->image;
+        if (img) g3_image_free(NULL, img);
+        free(img);
+        free((char *)(uintptr_t)p->text);
+    }
+    free(t->p);
+    t->p = NULL;
+}
+
+static g3_part *add_part(parts *t)
+{
+    t->p = (g3_part *)need(realloc(t->p, (size_t)(t->n + 1) * sizeof *t->p));
+    memset(&t->p[t->n], 0, sizeof *t->p);
+    return &t->p[t->n++];
+}
+
+static void add_words(parts *t, const char *p, size_t n)
+{
+    text words = { 0 };
+    g3_part *last = t->n ? &t->p[t->n - 1] : NULL;
+    bool joins = last && last->text;                     // to words that wait already
+    if (joins) { text_add(&words, last->text, strlen(last->text)); text_add(&words, "\n", 1); }
+    text_add(&words, p, n);
+    if (joins) free((char *)(uintptr_t)last->text);
+    else last = add_part(t);
+    last->text = words.p;
+}
 
 static int on_token(void *user, const g3_token *t)
 {
@@ -555,27 +602,31 @@ static int on_token(void *user, const g3_token *t)
     return fflush(stdout) != 0 || term.interrupted;
 }
 
+static void free_turn(turn *t)
+{
+    free_parts(&t->user);
+    free(t->answer);
+}
+
 static void drop_last(chat *c)
 {
-    turn *t = &c->turns[--c->n];
-    free(t->user);
-    free(t->answer);
+    free_turn(&c->turns[--c->n]);
     c->in_step = false;
 }
 
 static void drop_oldest(chat *c)
 {
-    free(c->turns[0].user);
-    free(c->turns[0].answer);
+    free_turn(&c->turns[0]);
     memmove(c->turns, c->turns + 1, (size_t)--c->n * sizeof *c->turns);
     c->in_step = false;
 }
 
-static void push_turn(chat *c, const char *user)
+static void push_turn(chat *c)                           // what waits becomes the turn to be answered
 {
     c->turns = (turn *)need(realloc(c->turns, (size_t)(c->n + 1) * sizeof *c->turns));
-    c->turns[c->n].user = copy_text(user);
+    c->turns[c->n].user = c->waiting;
     c->turns[c->n++].answer = NULL;
+    memset(&c->waiting, 0, sizeof c->waiting);
 }
 
 // The conversation as messages; the caller frees the array.
@@ -586,13 +637,175 @@ static g3_message *messages(const chat *c, int *n)
     if (c->system) { m[*n].role = "system"; m[(*n)++].text = c->system; }
     for (int i = 0; i < c->n; i++) {
         m[*n].role = "user";
-        m[(*n)++].text = c->turns[i].user;
+        m[*n].parts = c->turns[i].user.p;
+        m[(*n)++].n_parts = c->turns[i].user.n;
         if (!c->turns[i].answer) continue;
         m[*n].role = "assistant";
         m[(*n)++].text = c->turns[i].answer;
     }
     return m;
 }
+
+// ---- pictures: from a flag, from /image, or dragged into the terminal, which types the file's path
+
+static int waiting_pictures(const chat *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->waiting.n; i++) n += c->waiting.p[i].image != NULL;
+    return n;
+}
+
+static void tell_waiting(const chat *c)
+{
+    int pictures = waiting_pictures(c);
+    if (c->waiting.n > pictures) note("(your words%s wait for the next message; Enter alone sends them, /undo drops them)", pictures ? " and pictures" : "");
+    else if (pictures) note("(%d picture%s for the next message; Enter alone sends %s, /undo drops %s)", pictures, pictures > 1 ? "s" : "", pictures > 1 ? "them" : "it", pictures > 1 ? "them" : "it");
+}
+
+static bool can_see(const chat *c)
+{
+    char why[512];
+    if (c->o->raw) { complain("a picture needs the chat template around it; --raw goes without"); return false; }
+    if (!c->model || g3_model_get_info(c->model).vision) return true;              // not open yet: seen to later
+    snprintf(why, sizeof why, "%.200s reads text only: %s", g3_model_get_info(c->model).name, c->o->open.no_vision ? "--no-vision left its vision tower out" : "its files bring no vision tower");
+    complain(why);
+    return false;
+}
+
+// What the model sees, a square whatever the picture's shape, squeezed further. Each character is two pixels: an upper half
+// block with a colour of its own, on a background that is the lower one's.
+static void show_picture(const g3_image *img)
+{
+    enum { SIDE = 32 };
+    const char *kind = getenv("TERM");
+    g3_image small;
+    if (!term.bars || !term.color || !kind || !strcmp(kind, "dumb") || g3_image_resize(img, SIDE, SIDE, NULL, &small, NULL) != G3_OK) return;
+    const int stride = small.stride ? small.stride : 3 * SIDE;
+    for (int y = 0; y < SIDE; y += 2) {
+        for (int x = 0; x < SIDE; x++) {
+            const uint8_t *up = small.rgb + y * stride + 3 * x, *low = up + stride;
+            fprintf(stderr, "\033[38;2;%d;%d;%dm\033[48;2;%d;%d;%dm\342\226\200", up[0], up[1], up[2], low[0], low[1], low[2]);
+        }
+        fputs("\033[0m\n", stderr);
+    }
+    g3_image_free(NULL, &small);
+}
+
+// One more picture for the next message. False: said why.
+static bool add_picture(chat *c, const char *path)
+{
+    g3_error err;
+    g3_image *img = (g3_image *)need(calloc(1, sizeof *img));
+    if (g3_image_load(path, NULL, img, &err) != G3_OK) { complain(err.text); free(img); return false; }
+    g3_part *p = add_part(&c->waiting);
+    p->image = img;
+    p->pan_and_scan = c->o->pan_and_scan;
+    show_picture(img);
+    note("(%s: %d x %d pixels)", path, img->width, img->height);
+    return true;
+}
+
+enum { LONGEST_PATH = 4096 };
+
+// One word as shells read it, where 'a b', "a b" and a\ b are one: its length in *p; 0 where a quote stays open.
+static size_t shell_word(const char *p, text *word)
+{
+    char quote = 0;
+    size_t n = 0;
+    for (; p[n] && n < LONGEST_PATH && (quote || !strchr(" \t\r\n", p[n])); n++) {
+        if (quote ? p[n] == quote : p[n] == '\'' || p[n] == '"') { quote = quote ? 0 : p[n]; continue; }
+        if (p[n] == '\\' && p[n + 1] && (!quote || (quote == '"' && strchr("\"\\$`", p[n + 1])))) n++;
+        text_add(word, p + n, 1);
+    }
+    return quote ? 0 : n;
+}
+
+static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1; }
+
+static void file_url(text *t)                            // file:///a%20b or file://localhost/a%20b becomes /a b
+{
+    if (!t->n || strncmp(t->p, "file://", 7)) return;
+    const char *from = t->p + (strncmp(t->p + 7, "localhost/", 10) ? 7 : 16);
+    char *to = t->p;
+    for (; *from; from++) {
+        bool coded = *from == '%' && hex(from[1]) >= 0 && hex(from[2]) >= 0;
+        *to++ = (char)(coded ? hex(from[1]) * 16 + hex(from[2]) : *from);
+        if (coded) from += 2;
+    }
+    *to = 0;
+    t->n = (size_t)(to - t->p);
+}
+
+// Does *p begin with the path of a picture, as a terminal types it for a file dropped on it? Always a whole path, with its blanks
+// quoted, escaped or left alone. How long it is; 0: it does not.
+static size_t dropped_picture(const char *p, text *path)
+{
+    size_t n = strlen(p);
+    path->n = 0;
+    if (!strchr("/'\"\\f", *p)) return 0;
+    if (*p == '/' && n < LONGEST_PATH) {
+        text_add(path, p, n);
+        while (strchr(" \t\r\n", path->p[path->n - 1])) path->p[--path->n] = 0;
+        if (names_picture(path->p)) return n;            // all of it, blanks and all
+    }
+    path->n = 0;
+    text_add(path, "", 0);
+    n = shell_word(p, path);
+    file_url(path);
+    return n && path->p[0] == '/' && names_picture(path->p) ? n : 0;
+}
+
+static void add_trimmed(chat *c, const char *p, const char *end)
+{
+    while (p < end && strchr(" \t\r\n", *p)) p++;
+    while (p < end && strchr(" \t\r\n", end[-1])) end--;
+    if (p < end) add_words(&c->waiting, p, (size_t)(end - p));
+}
+
+// A typed message: its words and the pictures dropped among them, in order. False: a picture could not be read.
+static bool add_typed(chat *c, const char *line)
+{
+    text path = { 0 };
+    const char *words = line;
+    bool ok = true;
+    for (const char *p = line; *p; ) {
+        size_t n = dropped_picture(p, &path);
+        if (n && !can_see(c)) { ok = false; break; }     // the path waits as words like others
+        if (n) {
+            add_trimmed(c, words, p);
+            ok = add_picture(c, path.p) && ok;
+            words = p += n;
+        }
+        else p += strcspn(p, " \t\r\n");
+        p += strspn(p, " \t\r\n");
+    }
+    add_trimmed(c, words, words + strlen(words));
+    text_free(&path);
+    return ok;
+}
+
+// /image FILE: any path, as it is or as a shell would want it. False: said why.
+static bool image_command(chat *c, const char *file)
+{
+    text path = { 0 };
+    const char *home = getenv("HOME");
+    if (!strncmp(file, "~/", 2) && home) { text_add(&path, home, strlen(home)); file++; }
+    text_add(&path, file, strlen(file));
+    while (path.n && strchr(" \t\r\n", path.p[path.n - 1])) path.p[--path.n] = 0;
+    if (!file_exists(path.p)) {
+        text word = { 0 };
+        text_add(&word, "", 0);
+        if (shell_word(path.p, &word)) { file_url(&word); text_free(&path); path = word; }
+        else text_free(&word);
+    }
+    if (!path.p[0]) complain("/image FILE: which file?");
+    bool ok = path.p[0] && can_see(c) && add_picture(c, path.p);
+    if (ok) tell_waiting(c);
+    text_free(&path);
+    return ok;
+}
+
+// ---- answering
 
 static int rendered_size(const chat *c)                  // tokens of the conversation, with what has been answered so far
 {
@@ -625,13 +838,13 @@ static g3_result add_raw(chat *c, const char *p, size_t size, int how, g3_error 
 // Bring the session to where the answer begins, or where the part of it that is there ends.
 static g3_result read_turns(chat *c, g3_error *err)
 {
-    const char *last = c->turns[c->n - 1].user;
-    if (c->o->raw) {
+    const parts *last = &c->turns[c->n - 1].user;
+    if (c->o->raw) {                                     // without pictures: one text
         g3_session_rewind(c->session, 0, NULL);
-        return add_raw(c, last, strlen(last), G3_TOKENIZE_BOS, err);
+        return add_raw(c, last->p->text, strlen(last->p->text), G3_TOKENIZE_BOS, err);
     }
-    if (c->in_step) {                                    // the usual case: only the new words are read
-        g3_turn t = { .text = last, .system = c->n == 1 ? c->system : NULL };
+    if (c->in_step) {                                    // the usual case: only what is new is read
+        g3_turn t = { .parts = last->p, .n_parts = last->n, .system = c->n == 1 ? c->system : NULL };
         return g3_add_turn(c->session, &t, err);
     }
     int n;
@@ -646,6 +859,8 @@ static void count_tokens(chat *c)
     g3_stats s = g3_session_stats(c->session);
     c->prompt_tokens += s.prompt_tokens;
     c->prompt_s += s.prompt_s;
+    c->pictures += s.images;
+    c->picture_s += s.image_s;
     c->new_tokens += s.new_tokens;
     c->new_s += s.new_s;
 }
@@ -717,6 +932,7 @@ static void print_stats(chat *c)
     char a[16], b[16], d[16];
     g3_stats s = g3_session_stats(c->session);
     clear_bar();
+    if (c->pictures) note("pictures looked at %d, %.2f seconds each", c->pictures, c->picture_s / c->pictures);
     note("prompt %d tokens, %.0f a second; answer %d tokens, %.1f a second; context %d of %d; memory %s (model %s, session %s)",
          c->prompt_tokens, c->prompt_s > 0 ? c->prompt_tokens / c->prompt_s : 0, c->new_tokens, c->new_s > 0 ? c->new_tokens / c->new_s : 0, s.held, s.context,
          human_bytes(c->plan.total + c->plan.host, a, sizeof a), human_bytes(c->plan.weights, b, sizeof b), human_bytes(s.memory, d, sizeof d));
@@ -732,6 +948,7 @@ static void next_seed(chat *c)                           // the draw at a positi
 static void reset(chat *c)
 {
     while (c->n) drop_last(c);
+    free_parts(&c->waiting);
     g3_session_rewind(c->session, 0, NULL);
     c->in_step = true;
 }
@@ -766,6 +983,8 @@ static bool command(chat *c, const char *line)
     if (IS("/reset") || IS("/clear")) { reset(c); note("(a new conversation)"); }
     else if (IS("/system")) set_system(c, rest);
     else if (IS("/retry")) retry(c);
+    else if (IS("/image")) { if (!image_command(c, rest) && !is_terminal(0)) { c->failed = true; return false; } }   // nobody is there to choose another
+    else if (IS("/undo") && c->waiting.n) { free_parts(&c->waiting); note("(nothing waits any more)"); }
     else if (IS("/undo")) {
         if (c->n) drop_last(c);
         if (!c->n) reset(c);
@@ -779,8 +998,8 @@ static bool command(chat *c, const char *line)
     else if (IS("/stats")) print_stats(c);
     else if (IS("/plan")) { if (!term.quiet) print_plan(stderr, &c->plan); }
     else if (IS("/help") || IS("/?"))
-        note("/reset          forget the conversation\n/system TEXT    how to behave; empty: no such text\n/retry          answer again, with another seed\n"
-             "/undo           take the last turn back\n/seed [N]       show or set the seed\n/stats          speed and memory\n/plan           where the memory goes\n"
+        note("/image FILE     a picture for the next message; one dragged into the terminal does the same\n/reset          forget the conversation\n/system TEXT    how to behave; empty: no such text\n/retry          answer again, with another seed\n"
+             "/undo           take back what waits for the next message, else the last turn\n/seed [N]       show or set the seed\n/stats          speed and memory\n/plan           where the memory goes\n"
              "/quit           leave (Ctrl-D too)\n\"\"\"             opens and closes a message of several lines; a pasted block is one message\nCtrl-C          stops the answer");
     else note("(%.*s is no command; /help lists them, and a space in front makes it a message)", (int)n, line);
 #undef IS
@@ -791,16 +1010,22 @@ static bool command(chat *c, const char *line)
 
 static void talk(chat *c)
 {
-    text line = { 0 };
+    text line = { 0 }, path = { 0 };
     while (read_message(&line)) {
-        if (!line.p[strspn(line.p, " \t\r\n")]) continue;
-        if (line.p[0] == '/') { if (!command(c, line.p)) break; continue; }
-        push_turn(c, line.p);
+        const bool drops = is_terminal(0) && !c->o->raw, blank = !line.p[strspn(line.p, " \t\r\n")];
+        if (blank && !c->waiting.n) continue;
+        if (line.p[0] == '/' && !(drops && dropped_picture(line.p, &path))) { if (!command(c, line.p)) break; continue; }
+        bool ready = true;
+        if (drops) ready = add_typed(c, line.p) && (blank || c->waiting.n > waiting_pictures(c));
+        else if (!blank) add_words(&c->waiting, line.p, line.n);
+        if (!ready) { tell_waiting(c); continue; }       // a picture has no question yet, or could not be read
+        push_turn(c);
         answer(c);
         if (ferror(stdout)) break;
     }
     if (is_terminal(0) && !term.quiet) fputs("\n", stderr);
     text_free(&line);
+    text_free(&path);
 }
 
 static bool one_answer(chat *c)
@@ -809,7 +1034,7 @@ static bool one_answer(chat *c)
     if (c->o->prompt) text_add(&t, c->o->prompt, strlen(c->o->prompt));
     if (c->o->prompt && c->o->file) text_add(&t, "\n\n", 2);
     bool ok = !c->o->file || read_file(c->o->file, &t);
-    if (ok) push_turn(c, t.p ? t.p : "");
+    if (ok) { add_words(&c->waiting, t.p ? t.p : "", t.n); push_turn(c); }
     ok = ok && answer(c);
     text_free(&t);
     return ok;
@@ -854,11 +1079,14 @@ static int run(chat *c, settings *o)
     bool ok = true;
     if (o->plan && g3_plan_memory(&o->open, &c->plan, &err) != G3_OK) { complain(err.text); return 1; }
     if (o->plan) { print_plan(stdout, &c->plan); return c->plan.fits ? 0 : 1; }
+    for (int i = 0; i < o->n_images; i++)                // before the model: a wrong path should not cost the time of loading
+        if (!add_picture(c, o->images[i])) return 1;
     if (!open_all(c, &err)) { complain(err.text); return term.interrupted ? 130 : 1; }
+    if (c->waiting.n && !can_see(c)) return 1;
     if (o->system) c->system = copy_text(o->system);
     c->in_step = true;
     if (o->prompt || o->file) ok = one_answer(c);
-    else { greet(c); talk(c); }
+    else { greet(c); talk(c); ok = !c->failed; }
     if (c->new_tokens && (o->prompt || o->file || is_terminal(0) || o->verbose)) print_stats(c);
     if (o->verbose) note("seed %llu", (unsigned long long)g3_session_seed(c->session));
     return ferror(stdout) ? 1 : ok ? 0 : term.interrupted ? 130 : 1;
@@ -896,6 +1124,7 @@ int main(int argc, char **argv)
     g3_session_close(c.session);
     g3_model_close(c.model);
     while (c.n) drop_last(&c);
+    free_parts(&c.waiting);
     free(c.turns);
     free(c.system);
     text_free(&c.answer);

@@ -62,6 +62,26 @@ static inline const char *find_model(const char *arg, char *buf, size_t size)
     return find_snapshot(hub, arg, buf, size) ? buf : arg;
 }
 
+static inline int file_exists(const char *path)           // a file: no folder, no device
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+// A file that says it is a picture, by its name or its first bytes. Whether it can be read is another question.
+static inline int names_picture(const char *path)
+{
+    static const char *const ends[] = { ".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".heic", ".heif", ".avif", ".tif", ".tiff" };
+    const char *dot = strrchr(path, '.');
+    char end[8] = "", head[10] = "";
+    if (!file_exists(path)) return 0;
+    for (int i = 0; dot && dot[i] && i < 6; i++) end[i] = (char)(dot[i] >= 'A' && dot[i] <= 'Z' ? dot[i] + 32 : dot[i]);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) if (!strcmp(end, ends[i])) return 1;
+    FILE *f = fopen(path, "rb");
+    if (f) { if (fread(head, 1, sizeof head, f) != sizeof head) head[0] = 0; fclose(f); }
+    return !memcmp(head, "\377\330\377", 3) || !memcmp(head, "\211PNG", 4) || (!memcmp(head, "BM", 2) && !memcmp(head + 6, "\0\0\0", 4));
+}
+
 // 1234567890 as "1.15 GiB": three digits, in the unit that suits.
 static inline const char *human_bytes(uint64_t n, char *buf, size_t size)
 {

@@ -42,18 +42,32 @@ differ() { ! cmp -s "$1" "$2"; }
 ends()   { [ "$rc" -eq "$1" ]; }                          # exit status
 terminal() { python3 -c 'import pty; pty.openpty()' 2> /dev/null; }           # typed.py can make one here
 
-# A tiny model that can be talked to, into an empty directory: the random weights of text/tiny/t1-f32-text, a context of $2 tokens, and a
-# tokenizer of single characters: 5 to 99 printable ASCII, 105 and 106 the turn tokens, 107 the newline, 238 to 493 the bytes, all
-# other ids a word of their own. With $3 = chat it brings a chat template.
+# A tiny model that can be talked to, into an empty directory: the random weights of text/tiny/t1-f32-text, a context of $2 tokens, and
+# tiny_tokenizer's tokenizer. With $3 = chat it brings a chat template.
 tiny_model() {
     mkdir -p "$1" || return 1
     cp "$golden/text/tiny/t1-f32-text/model.safetensors" "$1/" || return 1
     sed "s/\"max_position_embeddings\": 512/\"max_position_embeddings\": ${2:-512}/" "$golden/text/tiny/t1-f32-text/config.json" > "$1/config.json"
     if [ "${3:-}" = chat ]; then echo '{"chat_template": "the usual one"}' > "$1/tokenizer_config.json"; fi
+    tiny_tokenizer > "$1/tokenizer.json"
+}
+
+# One that looks at pictures, too: vision/tiny-b, 16 soft tokens a picture, a context of 4096, with a chat template.
+tiny_vision_model() {
+    mkdir -p "$1" || return 1
+    cp "$golden/vision/tiny-b/model-classic.safetensors" "$1/model.safetensors" && cp "$golden/vision/tiny-b/config-classic.json" "$1/config.json" || return 1
+    echo '{"chat_template": "the usual one"}' > "$1/tokenizer_config.json"
+    tiny_tokenizer > "$1/tokenizer.json"
+}
+
+# Single characters: 5 to 99 printable ASCII, 105 and 106 the turn tokens, 107 the newline, 238 to 493 the bytes, 510 and 511 the
+# tokens around a picture, all other ids a word of their own.
+tiny_tokenizer() {
     awk 'BEGIN {
         named[0] = "<pad>"; named[1] = "<eos>"; named[2] = "<bos>"; named[3] = "<unk>"; named[105] = "<start_of_turn>"; named[106] = "<end_of_turn>"; named[107] = "\\n"
+        named[510] = "<start_of_image>"; named[511] = "<end_of_image>"
         printf "{\"added_tokens\":["
-        n = split("0 1 2 3 105 106", special, " ")
+        n = split("0 1 2 3 105 106 510 511", special, " ")
         for (i = 1; i <= n; i++) printf "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false}", (i > 1 ? "," : ""), special[i], named[special[i]]
         printf "],\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\342\226\201\"},\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"fuse_unk\":true,\"byte_fallback\":true,\"vocab\":{"
         for (id = 0; id < 512; id++) {
@@ -65,5 +79,5 @@ tiny_model() {
             printf "%s\"%s\":%d", (id ? "," : ""), piece, id
         }
         printf "},\"merges\":[]}}\n"
-    }' > "$1/tokenizer.json"
+    }'
 }

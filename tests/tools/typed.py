@@ -6,7 +6,7 @@
 #     ^C, ^D     press it
 #     .          wait for the program's end
 #
-# Prints all that the program wrote. Exit status: the program's; 99 when something did not come within LIMIT seconds.
+# The terminal is a dumb one, or what TYPED_TERM says. Prints all that the program wrote. Exit status: the program's; 99 when something did not come within LIMIT seconds.
 import os, pty, select, signal, sys, time
 
 LIMIT = float(os.environ.get("TYPED_LIMIT", "120"))
@@ -29,7 +29,7 @@ def give_up(pid, what):
 
 pid, fd = pty.fork()
 if pid == 0:
-    os.environ["TERM"] = "dumb"
+    os.environ["TERM"] = os.environ.get("TYPED_TERM", "dumb")
     os.execv(sys.argv[2], sys.argv[2:])
 status = None
 for line in open(sys.argv[1]):
