@@ -743,7 +743,7 @@ static int bent_files_neither_crash_nor_take_much_memory(void)
         g3_image img;
         size_t n;
         char path[64];
-        const char *name = victims[i % (G3__COUNT(victims) - 3)];
+        const char *name = victims[i % 50 ? i % (G3__COUNT(victims) - 1) : G3__COUNT(victims) - 1];    // the progressive one is slow
         snprintf(path, sizeof path, "images/%s", name);
         uint8_t *file = st_read(golden(path), &n);
         CHECK(file && n > 20);
