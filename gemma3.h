@@ -7804,6 +7804,7 @@ typedef struct g3__job {
     void (*work)(const struct g3__job *j, int first, int end, int piece);
     int units, step;                   // piece i is units [i step, (i + 1) step)
     int next;                          // >>simd: the first unit that no body has claimed
+    int group, per_group;              // of linear: rows of x that go through W together; units of each such group
     const g3__screen *screen;
     float norm_x;                      // |x|
     void (*norm_row)(const struct g3__job *j, float *y, const float *x);     // of norm and add: one row normed, and
@@ -8499,7 +8500,7 @@ static const g3__ops g3__cpu_ops = {
 enum {
     G3__PANEL_ROWS = 64,               // rows of W that are decoded together: four tiles,
     G3__PANEL_COLS = G3__DENSE_BLOCK,  // and their columns: 32 KB of float32 stay in the first cache
-    G3__X_ROWS     = 512,              // rows of x that meet the same panels
+    G3__X_ROWS     = 264,              // rows of x that meet the same panels: half of the second cache holds their columns
     G3__UNIT_ROWS  = 64,               // rows of W that a thread claims at least,
     G3__MOST_UNITS = 4,                // and that many times as many at most for one product
     G3__AHEAD      = 2048,             // bytes ahead of its use that the memory is asked for a line
@@ -8973,9 +8974,9 @@ static void g3__simd_panel(const g3__simd *v, const g3__bits *w, int row, int ro
     }
 }
 
-// y[t][rows] = bias + W x[t] for `many` rows t of x. All rows of W go through the same columns before the next columns come, since those of x
-// fill a good part of the second cache and would else be fetched from further away for every panel; so 512 rows of x at a time.
-static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, const float *bias, const float *x, float *y, int many)
+// y[t][rows] = bias + W x[t] for all rows t of x. All rows of W go through the same columns before the next columns come, since those of x
+// fill a good part of the second cache and would else be fetched from further away for every panel.
+static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int rows, const float *bias, float *y)
 {
     float panel[G3__PANEL_COLS * G3__PANEL_ROWS] __attribute__((aligned(64))), scale[G3__PANEL_COLS / 32 * G3__PANEL_ROWS];
     const bool coded = g3__is_4bit(w->format);
@@ -8988,13 +8989,13 @@ static void g3__simd_panels(const g3__job *j, const g3__bits *w, int row, int ro
             const int n = G3__MIN(cols - k, G3__PANEL_COLS);
             g.lanes = G3__MIN(rows - r, G3__PANEL_ROWS);
             g3__simd_panel(j->r->simd, w, row + r, g.lanes, cols, k, n, panel, scale);
-            for (int t = 0; t < many; t += g.n)
+            for (int t = 0; t < j->n; t += g.n)
                 for (int b = 0; b < n; b += block) {
-                    g.n = G3__MIN(many - t, 12);
+                    g.n = G3__MIN(j->n - t, 12);
                     g.k = G3__MIN(n - b, block);
                     g.panel = panel + (size_t)b * G3__PANEL_ROWS;
                     g.scale = scale + (size_t)(coded ? b / block : 0) * G3__PANEL_ROWS;
-                    g.x = x + (size_t)t * (size_t)cols + k + b;
+                    g.x = j->x + (size_t)t * (size_t)cols + k + b;
                     g.y = y + (size_t)t * (size_t)j->m + r;
                     g.from = k + b ? g.y : bias + r;
                     g.from_row = k + b ? g.y_row : 0;
@@ -9012,10 +9013,7 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
     const int cols = j->W->cols;
     float bias[G3__UNIT_ROWS * G3__MOST_UNITS] = { 0 };
     if (seg->bias.data) g3__decode(&seg->bias, (uint64_t)row, (uint64_t)rows, bias);
-    const int parts = (j->n + G3__X_ROWS - 1) / G3__X_ROWS, many = (int)g3__round_up((uint64_t)((j->n + parts - 1) / parts), 12);
-    for (int t = 0; t < j->n && !few; t += many)
-        g3__simd_panels(j, &seg->bits, row, rows, bias, j->x + (size_t)t * (size_t)cols, j->y + (size_t)t * (size_t)j->m + row0, G3__MIN(j->n - t, many));
-    if (!few) return;
+    if (!few) { g3__simd_panels(j, &seg->bits, row, rows, bias, j->y + row0); return; }
     for (int i = 0; i < rows; i += G3__UNIT_ROWS)
         for (int t = 0; t < j->n; t++) {
             const int n = G3__MIN(rows - i, G3__UNIT_ROWS), last = n - G3__TILE_ROWS;            // fewer than four tiles: the last one again
@@ -9027,10 +9025,9 @@ static void g3__simd_rows(const g3__job *j, const g3__seg *seg, int row, int row
         }
 }
 
-static void g3__simd_linear_units(const g3__job *j, int first, int end, int piece)          // units: 64 rows of one segment
+static void g3__simd_linear_rows(const g3__job *j, int first, int end)           // units: 64 rows of one segment
 {
     int unit = 0, base = 0;                                                      // of the segment's beginning
-    (void)piece;
     for (int s = 0; s < j->W->n_segs; s++) {
         const g3__seg *seg = &j->W->seg[s];
         const int units = (seg->rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS, stop = G3__MIN((end - unit) * G3__UNIT_ROWS, seg->rows);
@@ -9041,6 +9038,21 @@ static void g3__simd_linear_units(const g3__job *j, int first, int end, int piec
         }
         unit += units;
         base += seg->rows;
+    }
+}
+
+// Units: (264 rows of x, 64 of W). A thread stays with rows of x that its second cache holds, and goes through W with them.
+static void g3__simd_linear_units(const g3__job *j, int first, int end, int piece)
+{
+    (void)piece;
+    for (int u = first, stop; u < end; u = stop) {
+        const int group = u / j->per_group, t = group * j->group;
+        g3__job part = *j;
+        stop = G3__MIN(end, (group + 1) * j->per_group);
+        part.x += (size_t)t * (size_t)j->W->cols;
+        part.y += (size_t)t * (size_t)j->m;
+        part.n = G3__MIN(j->n - t, j->group);
+        g3__simd_linear_rows(&part, u - group * j->per_group, stop - group * j->per_group);
     }
 }
 
@@ -9085,11 +9097,12 @@ static void g3__simd_linear(g3__run *r, float *y, const float *x, const g3__norm
 {
     if (g3__cpu_failed(r)) return;
     float tables[2 * 512];
-    int units = 0;
+    const int groups = (n + G3__X_ROWS - 1) / G3__X_ROWS;
     g3__job j = g3__cpu_job(r, y, x, n, W->rows);
     g3__cpu_tables(tables, W);
-    for (int s = 0; s < W->n_segs; s++) units += (W->seg[s].rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS;
-    if (W->transposed) units = (W->rows + G3__PANEL_ROWS - 1) / G3__PANEL_ROWS;
+    j.group = (int)g3__round_up((uint64_t)((n + groups - 1) / groups), 12);
+    for (int s = 0; s < W->n_segs; s++) j.per_group += (W->seg[s].rows + G3__UNIT_ROWS - 1) / G3__UNIT_ROWS;
+    const int units = W->transposed ? (W->rows + G3__PANEL_ROWS - 1) / G3__PANEL_ROWS : groups * j.per_group;
     if (norm) { g3__simd_norm(r, r->a.h, x, norm, n); j.x = r->a.h; }
     j.W = W;
     j.table = tables;
