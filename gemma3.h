@@ -7803,7 +7803,6 @@ typedef struct g3__job {
     int n, m;                          // rows and columns
     void (*work)(const struct g3__job *j, int first, int end, int piece);
     int units, step;                   // piece i is units [i step, (i + 1) step)
-    int next;                          // >>simd: the first unit that no body has claimed
     int group, per_group;              // of linear: rows of x that go through W together; units of each such group
     const g3__screen *screen;
     float norm_x;                      // |x|
@@ -8882,21 +8881,27 @@ target static void g3__soften_##isa(float *score, int n, int keys, float *top, f
 
 // ---- work: bodies claim a few units at a time, so that a slow core does less; a body keeps its slice of scratch
 
+typedef struct g3__claim {             // beside the job, which all threads read and some copy
+    const g3__job *j;
+    int next;                          // the first unit that no body has claimed
+} g3__claim;
+
 static void g3__simd_body(void *ctx, int i)
 {
-    g3__job *j = (g3__job *)ctx;
-    for (int u; (u = g3__atomic_add(&j->next, j->step)) < j->units; ) j->work(j, u, G3__MIN(j->units - u, j->step) + u, i);
+    g3__claim *c = (g3__claim *)ctx;
+    const g3__job *j = c->j;
+    for (int u; (u = g3__atomic_add(&c->next, j->step)) < j->units; ) j->work(j, u, G3__MIN(j->units - u, j->step) + u, i);
 }
 
 static void g3__simd_split(g3__job *j, void (*work)(const g3__job *, int, int, int), int units, double cost)     // cost: multiply-adds of all
 {
     const int width = j->r->shape.width, most = cost < (double)G3__GRAIN * width ? (int)(cost / (double)G3__GRAIN) : width;
+    g3__claim c = { j, 0 };
     j->work = work;
     j->units = units;
     j->step = G3__MAX(G3__MIN(units / (8 * width), j->n > G3__FEW_ROWS ? G3__MOST_UNITS : units / (32 * width)), 1);
-    j->next = 0;
     if (G3__MIN(most, units) <= 1) work(j, 0, units, 0);
-    else g3__pool_for(j->r->pool, G3__MIN(most, units), g3__simd_body, j);
+    else g3__pool_for(j->r->pool, G3__MIN(most, units), g3__simd_body, &c);
 }
 
 // ---- linear
