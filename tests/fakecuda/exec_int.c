@@ -1,6 +1,9 @@
 // exec_int.c: owns integer, logical, predicate and move instructions. Each handler does one spelling's work for the lanes of a mask.
 // Semantics are those of the PTX manual: shifts clamp, bfi takes positions modulo 256, division by zero gives all ones.
 #include "fakecuda.h"
+#ifdef FC_WIDE
+#include <immintrin.h>
+#endif
 
 #define OP3(name, type, expr) FC_CLONES static void name(fc_warp *w, fc_insn *in, uint32_t mask) \
     { type *d = (type *)R64(0); const type *a = (const type *)R64(1), *b = (const type *)R64(2); LANES(d[i] = (type)(expr)); }
@@ -66,8 +69,52 @@ static inline uint32_t prmt_byte(uint64_t both, uint32_t nibble)
     uint32_t byte = (uint32_t)(both >> (nibble & 7) * 8) & 0xff;
     return nibble & 8 ? (byte & 0x80 ? 0xff : 0) : byte;
 }
-OP4(prmt, uint32_t, uint32_t, uint32_t, prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] & 15) | prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] >> 4 & 15) << 8
+OP4(prmt_plain, uint32_t, uint32_t, uint32_t, prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] & 15) | prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] >> 4 & 15) << 8
     | prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] >> 8 & 15) << 16 | prmt_byte((uint64_t)b[i] << 32 | a[i], c[i] >> 12 & 15) << 24)
+
+// The same with the vector units' byte shuffle: nibbles spread to bytes choose within a and within b, bit 2 chooses between them.
+#ifdef FC_WIDE
+__attribute__((target("avx512bw"))) static void prmt_512(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c)
+{
+    const __m512i own = _mm512_broadcast_i32x4(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    for (int i = 0; i < 32; i += 16) {
+        __m512i s = _mm512_loadu_si512(c + i), x, nibble, at, v;
+        x = _mm512_or_si512(_mm512_and_si512(s, _mm512_set1_epi32(0xff)), _mm512_and_si512(_mm512_slli_epi32(s, 8), _mm512_set1_epi32(0xff0000)));
+        nibble = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 4)), _mm512_set1_epi32(0x0f0f0f0f));
+        at = _mm512_or_si512(_mm512_and_si512(nibble, _mm512_set1_epi32(0x03030303)), own);
+        v = _mm512_mask_blend_epi8(_mm512_test_epi8_mask(nibble, _mm512_set1_epi32(0x04040404)), _mm512_shuffle_epi8(_mm512_loadu_si512(a + i), at),
+                                   _mm512_shuffle_epi8(_mm512_loadu_si512(b + i), at));
+        __mmask64 sign = _mm512_test_epi8_mask(nibble, _mm512_set1_epi32(0x08080808));
+        if (sign) v = _mm512_mask_blend_epi8(sign, v, _mm512_movm_epi8(_mm512_movepi8_mask(v)));
+        _mm512_storeu_si512(d + i, v);
+    }
+}
+
+__attribute__((target("avx2"))) static void prmt_256(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c)
+{
+    const __m256i own = _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    for (int i = 0; i < 32; i += 8) {
+        __m256i s = _mm256_loadu_si256((const __m256i *)(c + i)), x, nibble, at, v;
+        x = _mm256_or_si256(_mm256_and_si256(s, _mm256_set1_epi32(0xff)), _mm256_and_si256(_mm256_slli_epi32(s, 8), _mm256_set1_epi32(0xff0000)));
+        nibble = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi32(x, 4)), _mm256_set1_epi32(0x0f0f0f0f));
+        at = _mm256_or_si256(_mm256_and_si256(nibble, _mm256_set1_epi32(0x03030303)), own);
+        v = _mm256_blendv_epi8(_mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(a + i)), at), _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(b + i)), at),
+                               _mm256_slli_epi32(nibble, 5));
+        v = _mm256_blendv_epi8(v, _mm256_cmpgt_epi8(_mm256_setzero_si256(), v), _mm256_slli_epi32(nibble, 4));
+        _mm256_storeu_si256((__m256i *)(d + i), v);
+    }
+}
+
+static void prmt(fc_warp *w, fc_insn *in, uint32_t mask)
+{
+    if (mask != 0xffffffffu) prmt_plain(w, in, mask);
+    else if (__builtin_cpu_supports("avx512bw")) prmt_512(R32(0), R32(1), R32(2), R32(3));
+    else if (__builtin_cpu_supports("avx2")) prmt_256(R32(0), R32(1), R32(2), R32(3));
+    else prmt_plain(w, in, mask);
+}
+#else
+#define prmt prmt_plain
+#endif
 
 static uint64_t inserted(uint64_t a, uint64_t b, uint32_t pos, uint32_t len, uint32_t bits)
 {
