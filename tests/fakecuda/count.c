@@ -58,10 +58,12 @@ static inline void mark_word(fc_use *u, uint64_t k, uint64_t bits)
 
 static inline uint64_t sector_of(const fc_use *u, uint64_t address) { return (address >> SECTOR) - (u->lo >> SECTOR); }
 
-static void mark_stretch(fc_use *u, uint64_t first, uint64_t last)
+// Every step-th sector from the first to the last; step is a power of 2, 32 at most.
+static void mark_stretch(fc_use *u, uint64_t first, uint64_t last, uint64_t step)
 {
+    uint64_t pattern = (~(uint64_t)0 / ((1ull << step) - 1)) << (first & (step - 1));
     for (uint64_t k = first >> 6; k <= last >> 6; k++) {
-        uint64_t bits = ~(uint64_t)0;
+        uint64_t bits = pattern;
         if (k == first >> 6) bits &= ~(uint64_t)0 << (first & 63);
         if (k == last >> 6) bits &= ~(uint64_t)0 >> (63 - (last & 63));
         mark_word(u, k, bits);
@@ -101,8 +103,19 @@ static inline __attribute__((always_inline)) uint32_t fresh_lanes(const fc_span 
 }
 FC_CLONES static uint32_t new_sectors(const fc_span *s) { return fresh_lanes(s); }
 
-FC_CLONES static uint64_t scattered_sectors(const fc_span *s, fc_use *u)
+// Those within 64 sectors of the first are the bits of one word, which comes to lie across two of the marks.
+static inline __attribute__((always_inline)) uint64_t near_sectors(const fc_span *s, fc_use *u, uint64_t first)
 {
+    uint64_t bits = 0, base = s->lo >> SECTOR;
+    for (int i = 0; i < 32; i++) bits |= (uint64_t)1 << ((s->at[i] >> SECTOR) - base);
+    mark_word(u, first >> 6, bits << (first & 63));
+    if (first & 63 && bits >> (64 - (first & 63))) mark_word(u, (first >> 6) + 1, bits >> (64 - (first & 63)));
+    return (uint64_t)__builtin_popcountll(bits);
+}
+
+FC_CLONES static uint64_t scattered_sectors(const fc_span *s, fc_use *u, uint64_t first, uint64_t last)
+{
+    if (last - first < 64) return near_sectors(s, u, first);
     uint32_t fresh = fresh_lanes(s);
     mark_lanes(u, s, fresh);
     return (uint64_t)__builtin_popcount(fresh);
@@ -110,10 +123,13 @@ FC_CLONES static uint64_t scattered_sectors(const fc_span *s, fc_use *u)
 
 static uint64_t span_sectors(const fc_span *s, fc_use *u)
 {
-    uint64_t first = sector_of(u, s->lo), last = sector_of(u, s->hi + s->bytes - 1);
+    uint64_t first = sector_of(u, s->lo), last = sector_of(u, s->hi + s->bytes - 1), step = s->at[1] - s->at[0];
     if (first == last) mark_word(u, first >> 6, (uint64_t)1 << (first & 63));
-    else if (s->shape == FC_STRAIGHT) mark_stretch(u, first, last);
-    else return scattered_sectors(s, u);
+    else if (s->shape == FC_STRAIGHT || (s->shape == FC_RISING && step <= 32)) mark_stretch(u, first, last, 1);
+    else if (s->shape == FC_RISING && !(step & (step - 1)) && step <= 1024) {
+        mark_stretch(u, first, last, step >> SECTOR);
+        return 32;
+    } else return scattered_sectors(s, u, first, last);
     return last - first + 1;
 }
 
@@ -173,17 +189,11 @@ void fc_count_local(fc_traffic *t, const fc_span *s, bool write)
 
 // ---- shared memory: 32 banks of 4 bytes serve one word each; wider requests go by halves and quarters of a warp, and use banks by pairs and fours
 
-static uint32_t phase_waves(const uint64_t *at, uint32_t mask, int shift, uint32_t banks)
+static uint32_t most_words(const uint64_t *at, uint32_t mask, int shift, uint32_t banks)
 {
-    uint64_t unit[32][32], low = ~(uint64_t)0, high = 0;
+    uint64_t unit[32][32];
     uint8_t n[32] = {0};
     uint32_t most = 0;
-    for (uint32_t left = mask; left; left &= left - 1) {
-        uint64_t u = at[__builtin_ctz(left)] >> shift;
-        low = u < low ? u : low;
-        high = u > high ? u : high;
-    }
-    if (high - low < banks) return mask != 0;        // no two words can share a bank
     for (uint32_t left = mask; left; left &= left - 1) {
         uint64_t u = at[__builtin_ctz(left)] >> shift;
         uint32_t bank = (uint32_t)u & (banks - 1), k = 0;
@@ -195,12 +205,37 @@ static uint32_t phase_waves(const uint64_t *at, uint32_t mask, int shift, uint32
     return most;
 }
 
+// One wave where all banks are different, or all words lie so near that no two can share a bank.
+static uint32_t phase_waves(const uint64_t *at, uint32_t mask, int shift, uint32_t banks)
+{
+    uint64_t low = ~(uint64_t)0, high = 0;
+    uint32_t used = 0, lanes = 0;
+    for (uint32_t left = mask; left; left &= left - 1, lanes++) {
+        uint64_t u = at[__builtin_ctz(left)] >> shift;
+        used |= 1u << (u & (banks - 1));
+        low = u < low ? u : low;
+        high = u > high ? u : high;
+    }
+    if (high - low < banks || (uint32_t)__builtin_popcount(used) == lanes) return mask != 0;
+    return most_words(at, mask, shift, banks);
+}
+
+// A whole warp: no two lanes of one phase at one bank. Banks and phases make 32 together, whatever the width.
+FC_CLONES static bool no_conflict(const fc_span *s, int shift, uint32_t banks)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < 32; i++) used |= 1u << (((uint32_t)s->at[i] >> shift & (banks - 1)) + (i & ~(banks - 1)));
+    return used == 0xffffffffu;
+}
+
 static uint64_t waves(const fc_span *s)
 {
     int shift = s->bytes >= 16 ? 4 : s->bytes == 8 ? 3 : 2;
     uint32_t lanes = 128u >> shift, n = 0;
-    if (s->shape != FC_SCATTERED && s->mask == 0xffffffffu) return 32 / lanes;
-    if ((s->hi >> shift) - (s->lo >> shift) < lanes && lanes == 32) return 1;
+    bool all = s->mask == 0xffffffffu;
+    if (all && (s->shape == FC_STRAIGHT || s->shape == FC_SAME)) return 32 / lanes;
+    if (lanes == 32 && (s->hi >> shift) - (s->lo >> shift) < 32) return 1;
+    if (all && no_conflict(s, shift, lanes)) return 32 / lanes;
     for (uint32_t from = 0; from < 32; from += lanes) n += phase_waves(s->at, s->mask & (uint32_t)(((uint64_t)1 << lanes) - 1) << from, shift, lanes);
     return n;
 }

@@ -74,7 +74,7 @@ OP4(prmt_plain, uint32_t, uint32_t, uint32_t, prmt_byte((uint64_t)b[i] << 32 | a
 
 // The same with the vector units' byte shuffle: nibbles spread to bytes choose within a and within b, bit 2 chooses between them.
 #ifdef FC_WIDE
-__attribute__((target("avx512bw"))) static void prmt_512(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c)
+__attribute__((target("avx512bw"))) static void prmt_512(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c, uint32_t mask)
 {
     const __m512i own = _mm512_broadcast_i32x4(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
     for (int i = 0; i < 32; i += 16) {
@@ -86,7 +86,7 @@ __attribute__((target("avx512bw"))) static void prmt_512(uint32_t *d, const uint
                                    _mm512_shuffle_epi8(_mm512_loadu_si512(b + i), at));
         __mmask64 sign = _mm512_test_epi8_mask(nibble, _mm512_set1_epi32(0x08080808));
         if (sign) v = _mm512_mask_blend_epi8(sign, v, _mm512_movm_epi8(_mm512_movepi8_mask(v)));
-        _mm512_storeu_si512(d + i, v);
+        _mm512_mask_storeu_epi32(d + i, (__mmask16)(mask >> i), v);
     }
 }
 
@@ -107,9 +107,8 @@ __attribute__((target("avx2"))) static void prmt_256(uint32_t *d, const uint32_t
 
 static void prmt(fc_warp *w, fc_insn *in, uint32_t mask)
 {
-    if (mask != 0xffffffffu) prmt_plain(w, in, mask);
-    else if (__builtin_cpu_supports("avx512bw")) prmt_512(R32(0), R32(1), R32(2), R32(3));
-    else if (__builtin_cpu_supports("avx2")) prmt_256(R32(0), R32(1), R32(2), R32(3));
+    if (__builtin_cpu_supports("avx512bw")) prmt_512(R32(0), R32(1), R32(2), R32(3), mask);
+    else if (mask == 0xffffffffu && __builtin_cpu_supports("avx2")) prmt_256(R32(0), R32(1), R32(2), R32(3));
     else prmt_plain(w, in, mask);
 }
 #else

@@ -13,17 +13,17 @@ FC_CLONES static void addresses(const unsigned char *reg, bool wide, int64_t imm
 
 FC_CLONES static void measure(fc_span *s)
 {
-    uint64_t lo = ~(uint64_t)0, hi = 0, low = 0, off = 0, first = s->at[0];
+    uint64_t lo = ~(uint64_t)0, hi = 0, low = 0, off = 0, first = s->at[0], step = s->at[1] - first;
     for (int i = 0; i < 32; i++) {
         lo = s->at[i] < lo ? s->at[i] : lo;
         hi = s->at[i] > hi ? s->at[i] : hi;
         low |= s->at[i];
-        off |= s->at[i] - (first + (uint64_t)i * s->bytes);
+        off |= s->at[i] - (first + (uint64_t)i * step);
     }
     s->lo = lo;
     s->hi = hi;
     s->aligned = !(low & (s->bytes - 1));
-    s->shape = lo == hi ? FC_SAME : s->mask == 0xffffffffu && !off ? FC_STRAIGHT : FC_SCATTERED;
+    s->shape = lo == hi ? FC_SAME : off || s->mask != 0xffffffffu ? FC_SCATTERED : step == s->bytes ? FC_STRAIGHT : step < (uint64_t)1 << 32 ? FC_RISING : FC_SCATTERED;
 }
 
 void fc_reach(const fc_warp *w, uint16_t reg, bool wide, int64_t imm, uint32_t mask, uint32_t bytes, fc_span *s)
@@ -140,16 +140,33 @@ static inline void get(uint32_t *d, const unsigned char *p, int kind)           
 
 static inline uint32_t *lane_of(fc_warp *w, uint16_t reg, int lane, int kind) { return (uint32_t *)(w->r + (size_t)reg * FC_SLOT) + (kind == E_64 ? 2 * lane : lane); }
 
+// Four words of each of four lanes, turned so that each word's register gets those of the four lanes side by side.
+typedef uint32_t quad __attribute__((vector_size(16)));
+static void load_quads(fc_warp *w, const fc_insn *in, const fc_span *s, uint64_t zero)
+{
+    for (int i = 0; i < 32; i += 4) {
+        quad v[4];
+        for (int j = 0; j < 4; j++) memcpy(&v[j], (const void *)(uintptr_t)(s->at[i + j] + zero), 16);
+        quad low01 = __builtin_shuffle(v[0], v[1], (quad){0, 4, 1, 5}), low23 = __builtin_shuffle(v[2], v[3], (quad){0, 4, 1, 5});
+        quad high01 = __builtin_shuffle(v[0], v[1], (quad){2, 6, 3, 7}), high23 = __builtin_shuffle(v[2], v[3], (quad){2, 6, 3, 7});
+        *(quad *)(R32(0) + i) = __builtin_shuffle(low01, low23, (quad){0, 1, 4, 5});
+        *(quad *)(R32(1) + i) = __builtin_shuffle(low01, low23, (quad){2, 3, 6, 7});
+        *(quad *)(R32(2) + i) = __builtin_shuffle(high01, high23, (quad){0, 1, 4, 5});
+        *(quad *)(R32(3) + i) = __builtin_shuffle(high01, high23, (quad){2, 3, 6, 7});
+    }
+}
+
 static inline void load_lanes(fc_warp *w, fc_insn *in, const fc_span *s, uint64_t zero, int kind, int n)
 {
-    if (s->mask == 0xffffffffu) {
-        for (int k = 0; k < n; k++) for (int i = 0; i < 32; i++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
-        return;
-    }
-    for (uint32_t left = s->mask; left; left &= left - 1) {
-        int i = __builtin_ctz(left);
-        for (int k = 0; k < n; k++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
-    }
+    if (s->mask == 0xffffffffu && kind == E_32 && n == 4) load_quads(w, in, s, zero);
+    else if (s->mask == 0xffffffffu)
+        for (int k = 0; k < n; k++)
+            for (int i = 0; i < 32; i++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
+    else
+        for (uint32_t left = s->mask; left; left &= left - 1) {
+            int i = __builtin_ctz(left);
+            for (int k = 0; k < n; k++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
+        }
 }
 
 static inline void store_lanes(fc_warp *w, fc_insn *in, const fc_span *s, uint64_t zero, int kind, int n)

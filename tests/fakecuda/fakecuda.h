@@ -168,7 +168,7 @@ bool fc_first(bool *told);                           // true for the first who a
 float fc_perturb(double v, double bound);
 
 // Where the lanes of a request go. What lanes outside of the mask hold is where one of those inside goes.
-enum { FC_SCATTERED, FC_STRAIGHT, FC_SAME };         // straight: all lanes, each beside the one before
+enum { FC_SCATTERED, FC_STRAIGHT, FC_SAME, FC_RISING };          // all lanes each beside the one before; all at one place; all by equal steps upward
 typedef struct fc_span { uint64_t at[32], lo, hi; uint32_t mask, bytes; int shape; bool aligned; } fc_span;
 void fc_reach(const fc_warp *w, uint16_t reg, bool wide, int64_t imm, uint32_t mask, uint32_t bytes, fc_span *s);
 
@@ -180,6 +180,8 @@ void fc_touch_shared(fc_warp *w, fc_insn *in, const fc_span *s, bool write, cons
 void fc_race(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes, bool write);
 static inline uint32_t fc_lanes(uint32_t mask) { return mask == 0xffffffffu ? 32 : (uint32_t)__builtin_popcount(mask); }
 static inline uint64_t fc_shared_zero(const fc_warp *w) { return (uint64_t)(uintptr_t)w->block->shared - FC_SHARED_BASE; }      // add a shared address
+
+void fc_mma_bf16(fc_warp *w, fc_insn *in, uint32_t mask);
 
 fc_use *fc_use_at(fc_launch *l, uint64_t address);   // NULL: no allocation holds it
 void fc_count_global(fc_traffic *t, fc_use *u, const fc_span *s, uint64_t bytes, bool write);
@@ -198,7 +200,7 @@ void fc_uses_free(fc_launch *l);
 // One body for all lanes of a mask; the compiler makes vectors of it. A result may be one of the sources, lane by lane.
 #define LANES(...) do { \
     if (mask == 0xffffffffu) { _Pragma("GCC ivdep") for (int i = 0; i < 32; i++) { __VA_ARGS__; } } \
-    else for (uint32_t left_ = mask; left_; left_ &= left_ - 1) { int i = __builtin_ctz(left_); __VA_ARGS__; } } while (0)
+    else { _Pragma("GCC ivdep") for (int i = 0; i < 32; i++) if (mask >> i & 1) { __VA_ARGS__; } } } while (0)
 
 // Handlers exist for three generations of vector units; the loader picks (not under sanitizers, which cannot yet stand at that point).
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
