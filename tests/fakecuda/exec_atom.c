@@ -154,7 +154,7 @@ static void land(fc_warp *w, const fc_async *a, uint32_t lanes)
         unsigned char *p = w->block->shared + a->dst[i];
         if (a->from_src[i] == 16) memcpy(p, (const void *)(uintptr_t)a->src[i], 16);
         else {
-            memcpy(p, (const void *)(uintptr_t)a->src[i], a->from_src[i]);
+            if (a->from_src[i]) memcpy(p, (const void *)(uintptr_t)a->src[i], a->from_src[i]);
             memset(p + a->from_src[i], 0, a->bytes - a->from_src[i]);
         }
         if (fc_opt.race) fc_race(w, a->in, i, a->dst[i] + FC_SHARED_BASE, a->bytes, true);
