@@ -45,6 +45,8 @@ CUfunction core_function(CUmodule module, const char *name)
     return f;
 }
 
+int core_registers(CUfunction f) { return fc_live_registers(f->core); }
+
 CUresult core_launch(const drv_op *op, uint64_t number) { return fc_run(op, number); }
 
 // ---- beside allocations

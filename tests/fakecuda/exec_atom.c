@@ -2,7 +2,7 @@
 // Data of cp.async arrives at the wait and not before, so that a kernel without the wait reads what was there.
 #include "fakecuda.h"
 
-// ---- atomics: lane after lane, in the order of lanes. Other workers may be at the same place of global memory, so each is one exchange of the host's.
+// ---- atomics: lane after lane, in the order of lanes. Other workers may be at the same place, so each is one exchange of the host's.
 
 enum { A_ADD, A_DEC, A_XOR, A_INC, A_MAX_U, A_MAX_S, A_MIN_U, A_MIN_S, A_EXCH, A_AND, A_OR, A_CAS, A_ADD_F };
 static uint32_t atomic32(int op, uint32_t old, uint32_t v, uint32_t v2)
@@ -30,7 +30,10 @@ static uint32_t atomic32(int op, uint32_t old, uint32_t v, uint32_t v2)
     }
 }
 
-static uint64_t atomic64(int op, uint64_t old, uint64_t v) { return op == A_ADD ? old + v : op == A_MAX_U ? (old > v ? old : v) : (old < v ? old : v); }
+static uint64_t atomic64(int op, uint64_t old, uint64_t v)
+{
+    return op == A_ADD ? old + v : op == A_MAX_U ? (old > v ? old : v) : (old < v ? old : v);
+}
 
 static uint32_t exchange32(uint32_t *p, int op, uint32_t v, uint32_t v2)
 {
@@ -136,7 +139,8 @@ static void cp_async(fc_warp *w, fc_insn *in, uint32_t mask)
     uint8_t from[32];
     bool whole;
     uint32_t bytes = in->o[2], some = sizes(w, in, mask, bytes, from, &whole);
-    if (bytes != 4 && bytes != 8 && bytes != 16) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_INSTRUCTION, "memcheck", "cp.async of %u bytes", bytes);
+    if (bytes != 4 && bytes != 8 && bytes != 16) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_INSTRUCTION, "memcheck",
+        "cp.async of %u bytes", bytes);
     fc_reach(w, in->o[0], in->wide, in->imm, mask, bytes, &dst);
     fc_bound_shared(w, in, &dst, "cp.async");
     if (some) {
@@ -179,15 +183,20 @@ static void arrive(fc_warp *w, uint32_t mask, uint32_t keep, bool all)
     w->nasync = left;
 }
 
-static void cp_commit(fc_warp *w, fc_insn *in, uint32_t mask) { (void)in; for (uint32_t left = mask; left; left &= left - 1) w->committed[__builtin_ctz(left)]++; }
+static void cp_commit(fc_warp *w, fc_insn *in, uint32_t mask)
+{
+    (void)in; for (uint32_t left = mask; left; left &= left - 1) w->committed[__builtin_ctz(left)]++;
+}
 static void cp_wait(fc_warp *w, fc_insn *in, uint32_t mask) { arrive(w, mask, in->o[0], false); }
 static void cp_wait_all(fc_warp *w, fc_insn *in, uint32_t mask) { (void)in; arrive(w, mask, 0, true); }
 static void fence(fc_warp *w, fc_insn *in, uint32_t mask) { (void)w; (void)in; (void)mask; __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // ---- the table: each atomic for both spaces, and as red, whose result goes nowhere
 
-#define ATOMICS32(X) X(add_u, ".add.u32", A_ADD) X(add_s, ".add.s32", A_ADD) X(inc, ".inc.u32", A_INC) X(dec, ".dec.u32", A_DEC) X(xor, ".xor.b32", A_XOR) \
-    X(max_u, ".max.u32", A_MAX_U) X(max_s, ".max.s32", A_MAX_S) X(min_u, ".min.u32", A_MIN_U) X(min_s, ".min.s32", A_MIN_S) X(and, ".and.b32", A_AND) \
+#define ATOMICS32(X) \
+    X(add_u, ".add.u32", A_ADD) X(add_s, ".add.s32", A_ADD) X(inc, ".inc.u32", A_INC) X(dec, ".dec.u32", A_DEC) X(xor, ".xor.b32", A_XOR) \
+    X(max_u, ".max.u32", A_MAX_U) X(max_s, ".max.s32", A_MAX_S) X(min_u, ".min.u32", A_MIN_U) X(min_s, ".min.s32", A_MIN_S) \
+    X(and, ".and.b32", A_AND) \
     X(or, ".or.b32", A_OR) X(add_f, ".add.f32", A_ADD_F)
 #define ATOMICS64(X) X(add_d, ".add.u64", A_ADD) X(max_d, ".max.u64", A_MAX_U) X(min_d, ".min.u64", A_MIN_U)
 #define HANDLERS(name, width, op) \
@@ -197,7 +206,8 @@ static void fence(fc_warp *w, fc_insn *in, uint32_t mask) { (void)w; (void)in; (
 #define HANDLERS64(name, text, op) HANDLERS(name, 64, op)
 ATOMICS32(HANDLERS32) ATOMICS64(HANDLERS64) HANDLERS(exch, 32, A_EXCH) HANDLERS(cas, 32, A_CAS)
 
-#define BOTH(name, text, shape) {"atom.global" text, shape, name##_global, FC_global, 0, 0}, {"atom.shared" text, shape, name##_shared, FC_shared, 0, 0}
+#define BOTH(name, text, shape) \
+    {"atom.global" text, shape, name##_global, FC_global, 0, 0}, {"atom.shared" text, shape, name##_shared, FC_shared, 0, 0}
 #define REDS(name, text, shape) {"red.global" text, shape, name##_global, FC_global, 0, 0}, {"red.shared" text, shape, name##_shared, FC_shared, 0, 0}
 #define ROWS32(name, text, op) BOTH(name, text, "w=mw"), REDS(name, text, "x=mw"),
 #define ROWS64(name, text, op) BOTH(name, text, "d=md"), REDS(name, text, "x=md"),
@@ -205,8 +215,10 @@ ATOMICS32(HANDLERS32) ATOMICS64(HANDLERS64) HANDLERS(exch, 32, A_EXCH) HANDLERS(
 #define SYNC(op, shape, fn) {op, shape, fn, FC_sync, 0, 0}
 static const fc_row rows[] = {
     ATOMICS32(ROWS32) ATOMICS64(ROWS64) BOTH(exch, ".exch.b32", "w=mw"), BOTH(cas, ".cas.b32", "w=mww"),
-    COPY("cp.async.cg.shared.global"), COPY("cp.async.cg.shared.global.L2::128B"), COPY("cp.async.ca.shared.global"), COPY("cp.async.ca.shared.global.L2::128B"),
+    COPY("cp.async.cg.shared.global"), COPY("cp.async.cg.shared.global.L2::128B"), COPY("cp.async.ca.shared.global"),
+    COPY("cp.async.ca.shared.global.L2::128B"),
     SYNC("cp.async.commit_group", "", cp_commit), SYNC("cp.async.wait_group", "i", cp_wait), SYNC("cp.async.wait_all", "", cp_wait_all),
-    SYNC("membar.gl", "", fence), SYNC("membar.cta", "", fence), SYNC("membar.sys", "", fence), SYNC("fence.acq_rel.gpu", "", fence), SYNC("fence.sc.gpu", "", fence),
+    SYNC("membar.gl", "", fence), SYNC("membar.cta", "", fence), SYNC("membar.sys", "", fence), SYNC("fence.acq_rel.gpu", "", fence),
+    SYNC("fence.sc.gpu", "", fence),
 };
 const fc_table fc_atom_rows = {rows, sizeof rows / sizeof *rows};

@@ -23,7 +23,9 @@ FC_CLONES static void measure(fc_span *s)
     s->lo = lo;
     s->hi = hi;
     s->aligned = !(low & (s->bytes - 1));
-    s->shape = lo == hi ? FC_SAME : off || s->mask != 0xffffffffu ? FC_SCATTERED : step == s->bytes ? FC_STRAIGHT : step < (uint64_t)1 << 32 ? FC_RISING : FC_SCATTERED;
+    s->shape = FC_SCATTERED;
+    if (lo == hi) s->shape = FC_SAME;
+    else if (!off && s->mask == 0xffffffffu && step < (uint64_t)1 << 32) s->shape = step == s->bytes ? FC_STRAIGHT : FC_RISING;
 }
 
 void fc_reach(const fc_warp *w, uint16_t reg, bool wide, int64_t imm, uint32_t mask, uint32_t bytes, fc_span *s)
@@ -43,13 +45,16 @@ void fc_reach(const fc_warp *w, uint16_t reg, bool wide, int64_t imm, uint32_t m
 static _Noreturn void bad_global(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes, const char *what)
 {
     drv_range *f = drv_mem_freed(at), *r = drv_mem_find(at);
-    if (f) fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx: %llu bytes into allocation %llu, which was freed", what, bytes,
+    if (f) fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx: %llu bytes into allocation %llu, which was freed",
+        what, bytes,
                     (unsigned long long)at, (unsigned long long)(at - f->lo), (unsigned long long)f->serial);
     if (!r && at > 1024) r = drv_mem_find(at - 1024);
     for (uint64_t back = 16; !r && back <= 65536 && back < at; back *= 2) r = drv_mem_find(at - back);
-    if (r) fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx: %lld bytes behind the %llu of allocation %llu", what, bytes,
+    if (r) fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx: %lld bytes behind the %llu of allocation %llu",
+        what, bytes,
                     (unsigned long long)at, (long long)(at + bytes - r->lo - r->bytes), (unsigned long long)r->bytes, (unsigned long long)r->serial);
-    fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx, where there is no allocation", what, bytes, (unsigned long long)at);
+    fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at 0x%llx, where there is no allocation", what, bytes,
+        (unsigned long long)at);
 }
 
 // One bit a byte: whether it was ever written. Other workers may set bits of the same byte.
@@ -67,7 +72,8 @@ static bool any_set(const uint8_t *bits, uint64_t at, uint64_t n)
 
 static void set_bits(uint8_t *bits, uint64_t at, uint64_t n)
 {
-    for (uint64_t i = at; i < at + n; i++) if (!(bits[i >> 3] >> (i & 7) & 1)) __atomic_fetch_or(&bits[i >> 3], (uint8_t)(1 << (i & 7)), __ATOMIC_RELAXED);
+    for (uint64_t i = at; i < at + n; i++) if (!(bits[i >> 3] >> (i & 7) & 1)) __atomic_fetch_or(&bits[i >> 3], (uint8_t)(1 << (i & 7)),
+        __ATOMIC_RELAXED);
 }
 
 enum { NC = 1, CONSTANT = 2 };                       // arg of a row of global memory
@@ -77,9 +83,11 @@ static void seen_read(fc_warp *w, fc_insn *in, int lane, const fc_use *u, uint64
     const fc_range *c = u->core;
     uint64_t off = at - u->lo, serial = u->range->serial;
     if (fc_opt.init && c->init && !all_set(c->init, off, bytes) && fc_first(&w->launch->grid->told_init))
-        fc_tell(w, in, lane, "initcheck", "read of %u bytes, %llu bytes into allocation %llu, that nothing has written", bytes, (unsigned long long)off, (unsigned long long)serial);
+        fc_tell(w, in, lane, "initcheck", "read of %u bytes, %llu bytes into allocation %llu, that nothing has written", bytes,
+            (unsigned long long)off, (unsigned long long)serial);
     if (fc_opt.nc && in->row->arg & NC && c->written && any_set(c->written, off, bytes) && fc_first(&w->launch->grid->told_nc))
-        fc_tell(w, in, lane, "nccheck", "read by way of the read-only cache, %llu bytes into allocation %llu, of what this launch has written", (unsigned long long)off,
+        fc_tell(w, in, lane, "nccheck", "read by way of the read-only cache, %llu bytes into allocation %llu, of what this launch has written",
+            (unsigned long long)off,
                 (unsigned long long)serial);
 }
 
@@ -90,7 +98,10 @@ static void seen_write(const fc_use *u, uint64_t at, uint32_t bytes)
     if (fc_opt.nc && c->written) set_bits(c->written, at - u->lo, bytes);
 }
 
-static inline bool holds(const fc_use *u, uint64_t at, uint64_t bytes) { return u && bytes <= u->bytes && at >= u->lo && at - u->lo <= u->bytes - bytes; }
+static inline bool holds(const fc_use *u, uint64_t at, uint64_t bytes)
+{
+    return u && bytes <= u->bytes && at >= u->lo && at - u->lo <= u->bytes - bytes;
+}
 static inline fc_traffic *traffic_of(fc_launch *l, const fc_insn *in) { return in->row->arg & CONSTANT ? &l->c.constant : &l->c.global; }
 
 static void touch_lanes(fc_warp *w, fc_insn *in, const fc_span *s, const uint8_t *parts, int how, const char *what)
@@ -99,7 +110,8 @@ static void touch_lanes(fc_warp *w, fc_insn *in, const fc_span *s, const uint8_t
         int i = __builtin_ctz(left);
         uint32_t bytes = parts ? parts[i] : s->bytes;
         if (s->at[i] & (s->bytes - 1))
-            fc_fault(w, in, i, CUDA_ERROR_MISALIGNED_ADDRESS, "memcheck", "%s of %u bytes at the misaligned address 0x%llx", what, s->bytes, (unsigned long long)s->at[i]);
+            fc_fault(w, in, i, CUDA_ERROR_MISALIGNED_ADDRESS, "memcheck", "%s of %u bytes at the misaligned address 0x%llx", what, s->bytes,
+                (unsigned long long)s->at[i]);
         fc_use *u = fc_use_at(w->launch, s->at[i]);
         if (!holds(u, s->at[i], bytes)) bad_global(w, in, i, s->at[i], bytes, what);
         if (how != FC_WRITE && u->watched) seen_read(w, in, i, u, s->at[i], bytes);
@@ -138,7 +150,10 @@ static inline void get(uint32_t *d, const unsigned char *p, int kind)           
     }
 }
 
-static inline uint32_t *lane_of(fc_warp *w, uint16_t reg, int lane, int kind) { return (uint32_t *)(w->r + (size_t)reg * FC_SLOT) + (kind == E_64 ? 2 * lane : lane); }
+static inline uint32_t *lane_of(fc_warp *w, uint16_t reg, int lane, int kind)
+{
+    return (uint32_t *)(w->r + (size_t)reg * FC_SLOT) + (kind == E_64 ? 2 * lane : lane);
+}
 
 // Four words of each of four lanes, turned so that each word's register gets those of the four lanes side by side.
 typedef uint32_t quad __attribute__((vector_size(16)));
@@ -161,11 +176,13 @@ static inline void load_lanes(fc_warp *w, fc_insn *in, const fc_span *s, uint64_
     if (s->mask == 0xffffffffu && kind == E_32 && n == 4) load_quads(w, in, s, zero);
     else if (s->mask == 0xffffffffu)
         for (int k = 0; k < n; k++)
-            for (int i = 0; i < 32; i++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
+            for (int i = 0; i < 32; i++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind],
+                kind);
     else
         for (uint32_t left = s->mask; left; left &= left - 1) {
             int i = __builtin_ctz(left);
-            for (int k = 0; k < n; k++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind], kind);
+            for (int k = 0; k < n; k++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind],
+                kind);
         }
 }
 
@@ -199,7 +216,8 @@ static inline void load_same(fc_warp *w, fc_insn *in, const fc_span *s, uint64_t
     FC_CLONES static void name##_2(fc_warp *w, fc_insn *in, const type *p) \
     { uint32_t *a = R32(0), *b = R32(1); for (int i = 0; i < 32; i++) a[i] = p[2 * i], b[i] = p[2 * i + 1]; } \
     FC_CLONES static void name##_4(fc_warp *w, fc_insn *in, const type *p) \
-    { uint32_t *a = R32(0), *b = R32(1), *c = R32(2), *d = R32(3); for (int i = 0; i < 32; i++) a[i] = p[4 * i], b[i] = p[4 * i + 1], c[i] = p[4 * i + 2], d[i] = p[4 * i + 3]; }
+    { uint32_t *a = R32(0), *b = R32(1), *c = R32(2), *d = R32(3); for (int i = 0; i < 32; i++) a[i] = p[4 * i], b[i] = p[4 * i + 1], \
+        c[i] = p[4 * i + 2], d[i] = p[4 * i + 3]; }
 LINE(line32, uint32_t) LINE(line16, uint16_t)
 static inline bool load_line(fc_warp *w, fc_insn *in, const void *p, int kind, int n)
 {
@@ -258,9 +276,11 @@ static inline void store_global(fc_warp *w, fc_insn *in, uint32_t mask, int kind
 static void check_shared(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes, const char *what)
 {
     fc_block *b = w->block;
-    if (at & (bytes - 1)) fc_fault(w, in, lane, CUDA_ERROR_MISALIGNED_ADDRESS, "memcheck", "%s of %u bytes at the misaligned shared address 0x%llx", what, bytes, (unsigned long long)at);
+    if (at & (bytes - 1)) fc_fault(w, in, lane, CUDA_ERROR_MISALIGNED_ADDRESS, "memcheck", "%s of %u bytes at the misaligned shared address 0x%llx",
+        what, bytes, (unsigned long long)at);
     if (at < FC_SHARED_BASE || at - FC_SHARED_BASE > b->shared_bytes || bytes > b->shared_bytes - (at - FC_SHARED_BASE))
-        fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at shared offset %lld, behind the %llu bytes of the block", what, bytes,
+        fc_fault(w, in, lane, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "%s of %u bytes at shared offset %lld, behind the %llu bytes of the block",
+            what, bytes,
                  (long long)(at - FC_SHARED_BASE), (unsigned long long)b->shared_bytes);
 }
 
@@ -274,7 +294,8 @@ void fc_race(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes, boo
         if (a->epoch != b->epoch) *a = (fc_access){.epoch = b->epoch};
         bool wrote = a->writer && a->writer != me, bad = wrote || (write && a->reader && a->reader != me);
         if (bad && fc_first(&w->launch->grid->told_race))
-            fc_tell(w, in, lane, "racecheck", "%s of shared offset %llu that warp %d %s since the last barrier", write ? "write" : "read", (unsigned long long)k * 4,
+            fc_tell(w, in, lane, "racecheck", "%s of shared offset %llu that warp %d %s since the last barrier", write ? "write" : "read",
+                (unsigned long long)k * 4,
                     (wrote ? a->writer : a->reader) - 1, wrote ? "wrote" : "read");
         if (write) a->writer = me;
         else a->reader = a->reader && a->reader != me ? 0xffff : me;
@@ -283,14 +304,16 @@ void fc_race(fc_warp *w, fc_insn *in, int lane, uint64_t at, uint32_t bytes, boo
 
 void fc_bound_shared(fc_warp *w, fc_insn *in, const fc_span *s, const char *what)
 {
-    if (s->aligned && s->lo >= FC_SHARED_BASE && s->bytes <= w->block->shared_bytes && s->hi - FC_SHARED_BASE <= w->block->shared_bytes - s->bytes) return;
+    uint64_t size = w->block->shared_bytes;
+    if (s->aligned && s->lo >= FC_SHARED_BASE && s->bytes <= size && s->hi - FC_SHARED_BASE <= size - s->bytes) return;
     for (uint32_t left = s->mask; left; left &= left - 1) check_shared(w, in, __builtin_ctz(left), s->at[__builtin_ctz(left)], s->bytes, what);
 }
 
 void fc_touch_shared(fc_warp *w, fc_insn *in, const fc_span *s, bool write, const char *what)
 {
     fc_bound_shared(w, in, s, what);
-    for (uint32_t left = fc_opt.race ? s->mask : 0; left; left &= left - 1) fc_race(w, in, __builtin_ctz(left), s->at[__builtin_ctz(left)], s->bytes, write);
+    for (uint32_t left = fc_opt.race ? s->mask : 0; left; left &= left - 1) fc_race(w, in, __builtin_ctz(left), s->at[__builtin_ctz(left)], s->bytes,
+        write);
 }
 
 static inline void load_shared(fc_warp *w, fc_insn *in, uint32_t mask, int kind, int n)
@@ -318,7 +341,8 @@ static inline void load_param(fc_warp *w, fc_insn *in, uint32_t mask, int kind, 
     fc_span s;
     uint64_t size = w->launch->kernel->param_bytes;
     fc_reach(w, in->o[n], in->wide, in->imm, mask, (uint32_t)n * size_of[kind], &s);
-    if (s.bytes > size || s.hi > size - s.bytes) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "read behind the parameters");
+    if (s.bytes > size || s.hi > size - s.bytes) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck",
+        "read behind the parameters");
     load(w, in, &s, (uint64_t)(uintptr_t)w->launch->op->params, kind, n);
 }
 
@@ -330,7 +354,8 @@ static void local_at(fc_warp *w, fc_insn *in, fc_span *s, bool write)
         int i = __builtin_ctz(left);
         uint64_t off = s->at[i] - FC_LOCAL_BASE;
         if (off > size || s->bytes > size - off || (off & (s->bytes - 1)))
-            fc_fault(w, in, i, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "access of %u bytes at local offset %lld of %llu", s->bytes, (long long)off, (unsigned long long)size);
+            fc_fault(w, in, i, CUDA_ERROR_ILLEGAL_ADDRESS, "memcheck", "access of %u bytes at local offset %lld of %llu", s->bytes, (long long)off,
+                (unsigned long long)size);
     }
     fc_count_local(&w->launch->c.local, s, write);
     for (uint32_t left = s->mask; left; left &= left - 1) {
@@ -402,36 +427,60 @@ static void same_address(fc_warp *w, fc_insn *in, uint32_t mask) { uint64_t *d =
 
 // ---- the table
 
-#define LD(space, cls, nc, mods, type, shape, kind, n) {"ld" mods type, shape, ld_##space##_##kind##_##n, cls, kind == E_S8 || kind == E_S16 || type[1] == 's' ? FC_SIGNED : 0, nc}
+#define LD(space, cls, nc, mods, type, shape, kind, n) \
+    {"ld" mods type, shape, ld_##space##_##kind##_##n, cls, kind == E_S8 || kind == E_S16 || type[1] == 's' ? FC_SIGNED : 0, nc}
 #define LOADER(space, kind, n) static void ld_##space##_##kind##_##n(fc_warp *w, fc_insn *in, uint32_t mask) { load_##space(w, in, mask, kind, n); }
 #define STORER(space, kind, n) static void st_##space##_##kind##_##n(fc_warp *w, fc_insn *in, uint32_t mask) { store_##space(w, in, mask, kind, n); }
-#define LOADERS(space) LOADER(space, E_U8, 1) LOADER(space, E_S8, 1) LOADER(space, E_U16, 1) LOADER(space, E_S16, 1) LOADER(space, E_32, 1) LOADER(space, E_64, 1) LOADER(space, E_32, 2) LOADER(space, E_32, 4) \
+#define LOADERS(space) \
+    LOADER(space, E_U8, 1) LOADER(space, E_S8, 1) LOADER(space, E_U16, 1) LOADER(space, E_S16, 1) LOADER(space, E_32, 1) LOADER(space, E_64, 1) \
+    LOADER(space, E_32, 2) LOADER(space, E_32, 4) \
     LOADER(space, E_U16, 2) LOADER(space, E_U16, 4) LOADER(space, E_U8, 2) LOADER(space, E_U8, 4) LOADER(space, E_64, 2)
-#define STORERS(space) STORER(space, E_U8, 1) STORER(space, E_U16, 1) STORER(space, E_32, 1) STORER(space, E_64, 1) STORER(space, E_32, 2) STORER(space, E_32, 4) STORER(space, E_U16, 2) STORER(space, E_U16, 4) \
+#define STORERS(space) \
+    STORER(space, E_U8, 1) STORER(space, E_U16, 1) STORER(space, E_32, 1) STORER(space, E_64, 1) STORER(space, E_32, 2) STORER(space, E_32, 4) \
+    STORER(space, E_U16, 2) STORER(space, E_U16, 4) \
     STORER(space, E_U8, 2) STORER(space, E_U8, 4) STORER(space, E_64, 2)
 LOADERS(global) LOADERS(shared) LOADERS(param) LOADERS(local) LOADERS(generic) STORERS(generic) STORERS(global) STORERS(shared) STORERS(local)
 
 #define L(space, cls, nc, m) \
-    LD(space, cls, nc, m, ".u8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".b8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".s8", "h=m", E_S8, 1), LD(space, cls, nc, m, ".u16", "h=m", E_U16, 1), LD(space, cls, nc, m, ".b16", "h=m", E_U16, 1), \
-    LD(space, cls, nc, m, ".s16", "h=m", E_S16, 1), LD(space, cls, nc, m, ".u32", "w=m", E_32, 1), LD(space, cls, nc, m, ".s32", "w=m", E_32, 1), LD(space, cls, nc, m, ".b32", "w=m", E_32, 1), LD(space, cls, nc, m, ".f32", "w=m", E_32, 1), \
-    LD(space, cls, nc, m, ".u64", "d=m", E_64, 1), LD(space, cls, nc, m, ".s64", "d=m", E_64, 1), LD(space, cls, nc, m, ".b64", "d=m", E_64, 1), LD(space, cls, nc, m, ".f64", "d=m", E_64, 1), \
-    LD(space, cls, nc, m, ".v2.u32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v2.b32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v2.f32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v4.u32", "w4=m", E_32, 4), LD(space, cls, nc, m, ".v4.b32", "w4=m", E_32, 4), \
-    LD(space, cls, nc, m, ".v4.f32", "w4=m", E_32, 4), LD(space, cls, nc, m, ".v2.u16", "h2=m", E_U16, 2), LD(space, cls, nc, m, ".v4.u16", "h4=m", E_U16, 4), LD(space, cls, nc, m, ".v2.b16", "h2=m", E_U16, 2), LD(space, cls, nc, m, ".v4.b16", "h4=m", E_U16, 4), \
-    LD(space, cls, nc, m, ".v2.u8", "h2=m", E_U8, 2), LD(space, cls, nc, m, ".v4.u8", "h4=m", E_U8, 4), LD(space, cls, nc, m, ".v2.u64", "d2=m", E_64, 2), LD(space, cls, nc, m, ".v2.b64", "d2=m", E_64, 2)
+    LD(space, cls, nc, m, ".u8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".b8", "h=m", E_U8, 1), LD(space, cls, nc, m, ".s8", "h=m", E_S8, 1), \
+    LD(space, cls, nc, m, ".u16", "h=m", E_U16, 1), LD(space, cls, nc, m, ".b16", "h=m", E_U16, 1), \
+    LD(space, cls, nc, m, ".s16", "h=m", E_S16, 1), LD(space, cls, nc, m, ".u32", "w=m", E_32, 1), LD(space, cls, nc, m, ".s32", "w=m", E_32, 1), \
+    LD(space, cls, nc, m, ".b32", "w=m", E_32, 1), LD(space, cls, nc, m, ".f32", "w=m", E_32, 1), \
+    LD(space, cls, nc, m, ".u64", "d=m", E_64, 1), LD(space, cls, nc, m, ".s64", "d=m", E_64, 1), LD(space, cls, nc, m, ".b64", "d=m", E_64, 1), \
+    LD(space, cls, nc, m, ".f64", "d=m", E_64, 1), \
+    LD(space, cls, nc, m, ".v2.u32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v2.b32", "w2=m", E_32, 2), \
+    LD(space, cls, nc, m, ".v2.f32", "w2=m", E_32, 2), LD(space, cls, nc, m, ".v4.u32", "w4=m", E_32, 4), \
+    LD(space, cls, nc, m, ".v4.b32", "w4=m", E_32, 4), \
+    LD(space, cls, nc, m, ".v4.f32", "w4=m", E_32, 4), LD(space, cls, nc, m, ".v2.u16", "h2=m", E_U16, 2), \
+    LD(space, cls, nc, m, ".v4.u16", "h4=m", E_U16, 4), LD(space, cls, nc, m, ".v2.b16", "h2=m", E_U16, 2), \
+    LD(space, cls, nc, m, ".v4.b16", "h4=m", E_U16, 4), \
+    LD(space, cls, nc, m, ".v2.u8", "h2=m", E_U8, 2), LD(space, cls, nc, m, ".v4.u8", "h4=m", E_U8, 4), \
+    LD(space, cls, nc, m, ".v2.u64", "d2=m", E_64, 2), LD(space, cls, nc, m, ".v2.b64", "d2=m", E_64, 2)
 #define ST(space, cls, m, type, shape, kind, n) {"st" m type, shape, st_##space##_##kind##_##n, cls, 0, 0}
 #define T(space, cls, m) \
-    ST(space, cls, m, ".u8", "mh", E_U8, 1), ST(space, cls, m, ".b8", "mh", E_U8, 1), ST(space, cls, m, ".u16", "mh", E_U16, 1), ST(space, cls, m, ".b16", "mh", E_U16, 1), ST(space, cls, m, ".u32", "mw", E_32, 1), \
-    ST(space, cls, m, ".b32", "mw", E_32, 1), ST(space, cls, m, ".s32", "mw", E_32, 1), ST(space, cls, m, ".f32", "mw", E_32, 1), ST(space, cls, m, ".u64", "md", E_64, 1), ST(space, cls, m, ".b64", "md", E_64, 1), ST(space, cls, m, ".s64", "md", E_64, 1), \
-    ST(space, cls, m, ".f64", "md", E_64, 1), ST(space, cls, m, ".v2.u32", "mw2", E_32, 2), ST(space, cls, m, ".v2.b32", "mw2", E_32, 2), ST(space, cls, m, ".v2.f32", "mw2", E_32, 2), ST(space, cls, m, ".v4.u32", "mw4", E_32, 4), ST(space, cls, m, ".v4.b32", "mw4", E_32, 4), \
-    ST(space, cls, m, ".v4.f32", "mw4", E_32, 4), ST(space, cls, m, ".v2.u16", "mh2", E_U16, 2), ST(space, cls, m, ".v4.u16", "mh4", E_U16, 4), ST(space, cls, m, ".v2.b16", "mh2", E_U16, 2), ST(space, cls, m, ".v4.b16", "mh4", E_U16, 4), \
-    ST(space, cls, m, ".v2.u8", "mh2", E_U8, 2), ST(space, cls, m, ".v4.u8", "mh4", E_U8, 4), ST(space, cls, m, ".v2.u64", "md2", E_64, 2), ST(space, cls, m, ".v2.b64", "md2", E_64, 2)
+    ST(space, cls, m, ".u8", "mh", E_U8, 1), ST(space, cls, m, ".b8", "mh", E_U8, 1), ST(space, cls, m, ".u16", "mh", E_U16, 1), \
+    ST(space, cls, m, ".b16", "mh", E_U16, 1), ST(space, cls, m, ".u32", "mw", E_32, 1), \
+    ST(space, cls, m, ".b32", "mw", E_32, 1), ST(space, cls, m, ".s32", "mw", E_32, 1), ST(space, cls, m, ".f32", "mw", E_32, 1), \
+    ST(space, cls, m, ".u64", "md", E_64, 1), ST(space, cls, m, ".b64", "md", E_64, 1), ST(space, cls, m, ".s64", "md", E_64, 1), \
+    ST(space, cls, m, ".f64", "md", E_64, 1), ST(space, cls, m, ".v2.u32", "mw2", E_32, 2), ST(space, cls, m, ".v2.b32", "mw2", E_32, 2), \
+    ST(space, cls, m, ".v2.f32", "mw2", E_32, 2), ST(space, cls, m, ".v4.u32", "mw4", E_32, 4), ST(space, cls, m, ".v4.b32", "mw4", E_32, 4), \
+    ST(space, cls, m, ".v4.f32", "mw4", E_32, 4), ST(space, cls, m, ".v2.u16", "mh2", E_U16, 2), ST(space, cls, m, ".v4.u16", "mh4", E_U16, 4), \
+    ST(space, cls, m, ".v2.b16", "mh2", E_U16, 2), ST(space, cls, m, ".v4.b16", "mh4", E_U16, 4), \
+    ST(space, cls, m, ".v2.u8", "mh2", E_U8, 2), ST(space, cls, m, ".v4.u8", "mh4", E_U8, 4), ST(space, cls, m, ".v2.u64", "md2", E_64, 2), \
+    ST(space, cls, m, ".v2.b64", "md2", E_64, 2)
 
 static const fc_row rows[] = {
-    L(global, FC_global, 0, ".global"), L(global, FC_global, 0, ".volatile.global"), L(global, FC_global, NC, ".global.nc"), L(global, FC_global, NC, ".global.nc.L1::no_allocate"), L(global, FC_global, 0, ".global.L1::no_allocate"), L(global, FC_global, CONSTANT, ".const"),
-    L(global, FC_global, 0, ".relaxed.gpu.global"), L(global, FC_global, 0, ".acquire.gpu.global"), L(shared, FC_shared, 0, ".shared"), L(shared, FC_shared, 0, ".volatile.shared"), L(param, FC_move, 0, ".param"), L(local, FC_global, 0, ".local"),
-    T(global, FC_global, ".global"), T(global, FC_global, ".volatile.global"), T(global, FC_global, ".relaxed.gpu.global"), T(global, FC_global, ".release.gpu.global"), T(shared, FC_shared, ".shared"), T(shared, FC_shared, ".volatile.shared"), T(local, FC_global, ".local"),
+    L(global, FC_global, 0, ".global"), L(global, FC_global, 0, ".volatile.global"), L(global, FC_global, NC, ".global.nc"),
+    L(global, FC_global, NC, ".global.nc.L1::no_allocate"), L(global, FC_global, 0, ".global.L1::no_allocate"),
+    L(global, FC_global, CONSTANT, ".const"),
+    L(global, FC_global, 0, ".relaxed.gpu.global"), L(global, FC_global, 0, ".acquire.gpu.global"), L(shared, FC_shared, 0, ".shared"),
+    L(shared, FC_shared, 0, ".volatile.shared"), L(param, FC_move, 0, ".param"), L(local, FC_global, 0, ".local"),
+    T(global, FC_global, ".global"), T(global, FC_global, ".volatile.global"), T(global, FC_global, ".relaxed.gpu.global"),
+    T(global, FC_global, ".release.gpu.global"), T(shared, FC_shared, ".shared"), T(shared, FC_shared, ".volatile.shared"),
+    T(local, FC_global, ".local"),
     L(generic, FC_global, 0, ""), T(generic, FC_global, ""),
-    {"cvta.to.global.u64", "d=d", same_address, FC_int, 0, 0}, {"cvta.global.u64", "d=d", same_address, FC_int, 0, 0}, {"cvta.shared.u64", "d=d", to_generic_shared, FC_int, 0, 0}, {"cvta.local.u64", "d=d", to_generic_local, FC_int, 0, 0},
+    {"cvta.to.global.u64", "d=d", same_address, FC_int, 0, 0}, {"cvta.global.u64", "d=d", same_address, FC_int, 0, 0},
+    {"cvta.shared.u64", "d=d", to_generic_shared, FC_int, 0, 0}, {"cvta.local.u64", "d=d", to_generic_local, FC_int, 0, 0},
     {"cvta.to.shared.u64", "d=d", from_generic_shared, FC_int, 0, 0}, {"cvta.to.local.u64", "d=d", from_generic_local, FC_int, 0, 0},
 };
 const fc_table fc_mem_rows = {rows, sizeof rows / sizeof *rows};

@@ -12,12 +12,14 @@ typedef uint32_t bits __attribute__((vector_size(64)));
 typedef float vec __attribute__((vector_size(64)));
 
 #define SPREAD(v, j) __builtin_shufflevector(v, v, j, j, j, j, j + 4, j + 4, j + 4, j + 4, j + 8, j + 8, j + 8, j + 8, j + 12, j + 12, j + 12, j + 12)
-#define COLUMNS(v, w, j) __builtin_shufflevector(v, w, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24)
+#define COLUMNS(v, w, j) \
+    __builtin_shufflevector(v, w, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24, j, j + 8, j + 16, j + 24)
 #define LOW(v) ((vec)((v) << 16))
 #define HIGH(v) ((vec)((v) & 0xffff0000u))
 
-// One k: its number of each row by the even and odd columns', for both halves of the warp's lanes. Sums have names, since an array would lie in memory.
-#define ADD(sum, word, j, take) do { vec a_ = SPREAD(take(word), j); sum##_even = sum##_even + a_ * even; sum##_odd = sum##_odd + a_ * odd; } while (0)
+// One k: its number of each row by the even and odd columns', for both halves of the warp's lanes. Sums have names: an array would lie in memory.
+#define ADD(sum, word, j, take) \
+    do { vec a_ = SPREAD(take(word), j); sum##_even = sum##_even + a_ * even; sum##_odd = sum##_odd + a_ * odd; } while (0)
 #define STEP(upper, lower, pair, j, take) do { vec even = take(pair##_even), odd = take(pair##_odd); \
     ADD(up0, upper##0, j, take); ADD(up1, upper##1, j, take); ADD(low0, lower##0, j, take); ADD(low1, lower##1, j, take); } while (0)
 #define STEPS(upper, lower, col, j) do { bits pair_even = COLUMNS(col##0, col##1, j), pair_odd = COLUMNS(col##0, col##1, j + 4); \
@@ -29,7 +31,8 @@ typedef float vec __attribute__((vector_size(64)));
 FC_CLONES static void mma_ordered(fc_warp *w, const fc_insn *in)
 {
     SUMS(up0, 10, 0); SUMS(up1, 10, 1); SUMS(low0, 12, 0); SUMS(low1, 12, 1);
-    bits a0 = WORDS(4, 0), a1 = WORDS(4, 1), b0 = WORDS(5, 0), b1 = WORDS(5, 1), c0 = WORDS(6, 0), c1 = WORDS(6, 1), d0 = WORDS(7, 0), d1 = WORDS(7, 1);
+    bits a0 = WORDS(4, 0), a1 = WORDS(4, 1), b0 = WORDS(5, 0), b1 = WORDS(5, 1), c0 = WORDS(6, 0), c1 = WORDS(6, 1), d0 = WORDS(7, 0),
+        d1 = WORDS(7, 1);
     bits x0 = WORDS(8, 0), x1 = WORDS(8, 1), y0 = WORDS(9, 0), y1 = WORDS(9, 1);
     STEPS(a, b, x, 0); STEPS(a, b, x, 1); STEPS(a, b, x, 2); STEPS(a, b, x, 3);
     STEPS(c, d, y, 0); STEPS(c, d, y, 1); STEPS(c, d, y, 2); STEPS(c, d, y, 3);

@@ -6,7 +6,8 @@ enum { BFLY, UP, DOWN, IDX };
 // What a lane that does not take part would give is undefined: here no number, and a report where synccheck is on.
 static void absent(fc_warp *w, fc_insn *in, int lane, int from)
 {
-    if (fc_opt.strict && fc_first(&w->launch->grid->told_sync)) fc_tell(w, in, lane, "synccheck", "a shuffle reads lane %d, which does not take part", from);
+    if (fc_opt.strict && fc_first(&w->launch->grid->told_sync)) fc_tell(w, in, lane, "synccheck", "a shuffle reads lane %d, which does not take part",
+        from);
 }
 
 // The common case: all lanes, one step for all, no segments.
@@ -93,11 +94,12 @@ static void redux(fc_warp *w, fc_insn *in, uint32_t mask)
 {
     uint32_t *d = R32(0), *a = R32(1), v = 0;
     bool first = true;
-    for (uint32_t left = mask; left; left &= left - 1, first = false) v = first ? a[__builtin_ctz(left)] : reduced(in->row->flags >> 4, v, a[__builtin_ctz(left)]);
+    for (uint32_t left = mask; left; left &= left - 1, first = false) v = first ? a[__builtin_ctz(left)] : reduced(in->row->flags >> 4, v,
+        a[__builtin_ctz(left)]);
     LANES(d[i] = v);
 }
 
-// ---- ldmatrix: lane l gives the address of row l % 8 of matrix l / 8; lane l gets columns 2 (l % 4) and + 1 of row l / 4, transposed: of column l / 4
+// ---- ldmatrix: lane l gives the address of row l % 8 of matrix l / 8, and gets columns 2 (l % 4) and + 1 of row l / 4; transposed: of column l / 4
 
 static void take_row(uint32_t *d, const unsigned char *row) { memcpy(d, row, 16); }
 
@@ -131,12 +133,19 @@ LDM(1, 0) LDM(2, 0) LDM(4, 0) LDM(1, 1) LDM(2, 1) LDM(4, 1)
 #define X(s, op) {"redux.sync." s, "w=ww", redux, FC_shuffle, FC_SYNC | op << 4, 2}
 #define Q(s, shape, fn, cls) {s, shape, fn, cls, FC_SYNC | FC_ALIGNED, 0}
 static const fc_row rows[] = {
-    W("shfl.sync.bfly.b32", "w|=wwww", shfl_bfly, 5), W("shfl.sync.up.b32", "w|=wwww", shfl_up, 5), W("shfl.sync.down.b32", "w|=wwww", shfl_down, 5), W("shfl.sync.idx.b32", "w|=wwww", shfl_idx, 5),
-    W("vote.sync.all.pred", "p=pw", vote_all, 2), W("vote.sync.any.pred", "p=pw", vote_any, 2), W("vote.sync.uni.pred", "p=pw", vote_uni, 2), W("vote.sync.ballot.b32", "w=pw", ballot, 2), W("match.any.sync.b32", "w=ww", match_any, 2), W("match.all.sync.b32", "w|=ww", match_all, 3),
+    W("shfl.sync.bfly.b32", "w|=wwww", shfl_bfly, 5), W("shfl.sync.up.b32", "w|=wwww", shfl_up, 5), W("shfl.sync.down.b32", "w|=wwww", shfl_down, 5),
+    W("shfl.sync.idx.b32", "w|=wwww", shfl_idx, 5),
+    W("vote.sync.all.pred", "p=pw", vote_all, 2), W("vote.sync.any.pred", "p=pw", vote_any, 2), W("vote.sync.uni.pred", "p=pw", vote_uni, 2),
+    W("vote.sync.ballot.b32", "w=pw", ballot, 2), W("match.any.sync.b32", "w=ww", match_any, 2), W("match.all.sync.b32", "w|=ww", match_all, 3),
     W("bar.warp.sync", "w", warp_sync, 0), {"activemask.b32", "w=", activemask, FC_shuffle, 0, 0},
-    X("add.s32", R_ADD), X("add.u32", R_ADD), X("min.s32", R_MIN_S), X("max.s32", R_MAX_S), X("min.u32", R_MIN_U), X("max.u32", R_MAX_U), X("and.b32", R_AND), X("or.b32", R_OR), X("xor.b32", R_XOR),
-    Q("ldmatrix.sync.aligned.m8n8.x1.shared.b16", "w1=m", ldm_1_0, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x2.shared.b16", "w2=m", ldm_2_0, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "w4=m", ldm_4_0, FC_shared),
-    Q("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16", "w1=m", ldm_1_1, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", "w2=m", ldm_2_1, FC_shared), Q("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "w4=m", ldm_4_1, FC_shared),
+    X("add.s32", R_ADD), X("add.u32", R_ADD), X("min.s32", R_MIN_S), X("max.s32", R_MAX_S), X("min.u32", R_MIN_U), X("max.u32", R_MAX_U),
+    X("and.b32", R_AND), X("or.b32", R_OR), X("xor.b32", R_XOR),
+    Q("ldmatrix.sync.aligned.m8n8.x1.shared.b16", "w1=m", ldm_1_0, FC_shared),
+    Q("ldmatrix.sync.aligned.m8n8.x2.shared.b16", "w2=m", ldm_2_0, FC_shared),
+    Q("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "w4=m", ldm_4_0, FC_shared),
+    Q("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16", "w1=m", ldm_1_1, FC_shared),
+    Q("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", "w2=m", ldm_2_1, FC_shared),
+    Q("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "w4=m", ldm_4_1, FC_shared),
     Q("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "w4=w4w2w4", fc_mma_bf16, FC_mma),
 };
 const fc_table fc_warp_rows = {rows, sizeof rows / sizeof *rows};

@@ -74,6 +74,7 @@ typedef struct fc_module { fc_kernel *kernels; fc_symbol *symbols; char files[16
 fc_module *fc_parse(CUmodule handle, const char *ptx, char *log, size_t log_bytes);
 void fc_module_free(fc_module *m);
 void fc_flow(fc_kernel *k);
+int fc_live_registers(const fc_kernel *k);
 
 // ---- running
 

@@ -18,7 +18,8 @@ static void where(fc_warp *w, const fc_insn *in, int lane, char *out, size_t cap
     const fc_note *note = &w->launch->kernel->notes[in - w->launch->kernel->code];
     const unsigned *dim = w->launch->op->block, t = w->index * 32 + (unsigned)lane;
     const char *file = note->file >= 0 && note->file < 16 ? w->launch->kernel->module->files[note->file] : "", *slash = strrchr(file, '/');
-    snprintf(out, cap, "%s, block (%u,%u,%u), thread (%u,%u,%u), %s:%d", w->launch->kernel->name, b->id[0], b->id[1], b->id[2], t % dim[0], t / dim[0] % dim[1],
+    snprintf(out, cap, "%s, block (%u,%u,%u), thread (%u,%u,%u), %s:%d", w->launch->kernel->name, b->id[0], b->id[1], b->id[2], t % dim[0],
+        t / dim[0] % dim[1],
              t / dim[0] / dim[1], *file ? slash ? slash + 1 : file : "PTX", note->line);
 }
 
@@ -99,7 +100,8 @@ static _Noreturn void stuck(fc_warp *w)
 {
     fc_group *g = &w->group[0];
     fc_insn *in = &w->launch->kernel->code[g->pc];
-    fc_fault(w, in, __builtin_ctz(g->mask), CUDA_ERROR_LAUNCH_FAILED, "synccheck", "%s: lanes %08x wait for others of the living %08x that never come (%d groups)", in->row->spelling,
+    fc_fault(w, in, __builtin_ctz(g->mask), CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+        "%s: lanes %08x wait for others of the living %08x that never come (%d groups)", in->row->spelling,
              g->mask, w->live, w->ngroups);
 }
 
@@ -142,7 +144,8 @@ static bool barrier(fc_warp *w, int g, fc_insn *in, uint32_t mask)
         me->parked = true;
         return false;
     }
-    if (in->o[first] >= FC_BARRIERS) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_INSTRUCTION, "synccheck", "barrier %d: there are %d", in->o[first], FC_BARRIERS);
+    if (in->o[first] >= FC_BARRIERS) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_INSTRUCTION, "synccheck", "barrier %d: there are %d",
+        in->o[first], FC_BARRIERS);
     w->waits = (int)in->o[first];
     w->wait_pc = me->pc;
     if (first) w->block->red[w->waits] += (uint32_t)__builtin_popcount(*RPRED(2) & mask);
@@ -167,7 +170,8 @@ static bool together(fc_warp *w, int g, fc_insn *in, uint32_t mask)
     if (!mask) return true;
     if (!(in->row->flags & FC_ALIGNED)) {
         named = R32(in->row->arg)[__builtin_ctz(mask)];
-        if (mask & ~named) fc_fault(w, in, __builtin_ctz(mask & ~named), CUDA_ERROR_LAUNCH_FAILED, "synccheck", "%s: a lane that is not among the named %08x takes part", in->row->spelling, named);
+        if (mask & ~named) fc_fault(w, in, __builtin_ctz(mask & ~named), CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+            "%s: a lane that is not among the named %08x takes part", in->row->spelling, named);
         named &= w->live;
     }
     return !(named & ~(in->row->flags & FC_ALIGNED ? mask : w->group[g].mask));
@@ -249,7 +253,8 @@ static void run_warp(fc_warp *w)
     w->launch->steps += (uint64_t)(SLICE - budget);
     if (__atomic_load_n(&w->launch->grid->stop, __ATOMIC_RELAXED)) longjmp(w->launch->out, 1);      // another worker has met a fault
     if (fc_opt.watchdog && w->launch->steps > fc_opt.watchdog)
-        fc_fault(w, &w->launch->kernel->code[w->ngroups ? w->group[0].pc : 0], 0, CUDA_ERROR_LAUNCH_TIMEOUT, "watchdog", "%llu instructions, and no end", (unsigned long long)w->launch->steps);
+        fc_fault(w, &w->launch->kernel->code[w->ngroups ? w->group[0].pc : 0], 0, CUDA_ERROR_LAUNCH_TIMEOUT, "watchdog",
+            "%llu instructions, and no end", (unsigned long long)w->launch->steps);
 }
 
 // ---- barriers of a block
@@ -282,7 +287,8 @@ static void release(fc_block *b, int id, bool all)
         fc_warp *w = &b->warps[i];
         if (w->waits != id) continue;
         fc_insn *in = &w->launch->kernel->code[w->wait_pc];
-        if (partial && fc_opt.strict && fc_first(&w->launch->grid->told_sync)) fc_tell(w, in, 0, "synccheck", "barrier %d is reached by a part of the block only", id);
+        if (partial && fc_opt.strict && fc_first(&w->launch->grid->told_sync)) fc_tell(w, in, 0, "synccheck",
+            "barrier %d is reached by a part of the block only", id);
         if (in->row->arg) give_reduced(w, in, b->red[id], present);
         w->waits = -1;
         w->launch->c.barriers++;
@@ -326,7 +332,8 @@ static void set_thread(fc_warp *w)
 {
     const unsigned *dim = w->launch->op->block, *grid = w->launch->op->grid;
     for (int i = 0; i < 32; i++) {
-        uint32_t t = w->index * 32 + (uint32_t)i, v[SPECIALS] = {t % dim[0], t / dim[0] % dim[1], t / dim[0] / dim[1], dim[0], dim[1], dim[2], 0, 0, 0, grid[0], grid[1], grid[2],
+        uint32_t t = w->index * 32 + (uint32_t)i, v[SPECIALS] = {t % dim[0], t / dim[0] % dim[1], t / dim[0] / dim[1], dim[0], dim[1], dim[2], 0, 0,
+            0, grid[0], grid[1], grid[2],
             (uint32_t)i, w->index, 1u << i, (1u << i) - 1, (2u << i) - 1, ~((2u << i) - 1), ~((1u << i) - 1), (uint32_t)w->block->nwarps};
         for (int s = 0; s < SPECIALS; s++) set_special(w, s, i, v[s]);
     }
@@ -430,7 +437,8 @@ static bool turn(fc_block *b, uint64_t round)
     if (alive && !open_barriers(b) && !ran) {
         fc_warp *w = b->warps;
         while (w->waits < 0) w++;
-        fc_fault(w, &w->launch->kernel->code[w->wait_pc], 0, CUDA_ERROR_LAUNCH_FAILED, "synccheck", "warps wait at different barriers, or for threads that never come");
+        fc_fault(w, &w->launch->kernel->code[w->wait_pc], 0, CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+            "warps wait at different barriers, or for threads that never come");
     }
     return alive;
 }
@@ -526,8 +534,10 @@ CUresult fc_run(const drv_op *op, uint64_t number)
 }
 
 static const fc_row rows[] = {
-    {"bra", "l", nothing, FC_control, FC_FLOW, 0}, {"bra.uni", "l", nothing, FC_control, FC_FLOW, 0}, {"ret", "", nothing, FC_control, FC_FLOW, 0}, {"exit", "", nothing, FC_control, FC_FLOW, 0},
-    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0}, {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_OR}, {"bar.red.and.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_AND},
+    {"bra", "l", nothing, FC_control, FC_FLOW, 0}, {"bra.uni", "l", nothing, FC_control, FC_FLOW, 0}, {"ret", "", nothing, FC_control, FC_FLOW, 0},
+    {"exit", "", nothing, FC_control, FC_FLOW, 0},
+    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0},
+    {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_OR}, {"bar.red.and.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_AND},
     {"bar.red.popc.u32", "w=ip", nothing, FC_sync, FC_FLOW, RED_POPC},
     {"barrier.sync", "i?i", nothing, FC_sync, FC_FLOW, 0},
 };
