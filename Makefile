@@ -35,7 +35,7 @@ HAS_ARM64 = $(shell echo 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc 
 HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory -x c - -o /dev/null 2>/dev/null && echo yes)
 # The emulated card and its tests. They want NVRTC, which is fetched where no toolkit is; the coverage gate looks at text and needs no sanitizer.
 CARD    := $(patsubst tests/%.c,build/%,$(wildcard tests/fakecuda/test_*.c)) $(wildcard tests/fakecuda/test_*.sh tests/fakecuda/test_*.py)
-CARDSAN := $(patsubst tests/%.c,build/asan/%,$(filter-out tests/fakecuda/test_coverage.c,$(wildcard tests/fakecuda/test_*.c)))
+CARDSAN := $(patsubst tests/%.c,build/asan/%,$(filter-out tests/fakecuda/test_coverage.c,$(wildcard tests/fakecuda/test_*.c))) build/tsan/fakecuda/test_threads
 CARDLIB := $(patsubst tests/%.c,%.o,$(filter-out tests/fakecuda/test_% tests/fakecuda/bench_%,$(wildcard tests/fakecuda/*.c)))
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
@@ -182,23 +182,32 @@ build/tools/%: tests/tools/%.c
 # The emulated card is a libcuda.so.1 that tests open by its path. Its arithmetic must stay as written: no contraction, no type-based aliasing.
 CARDFLAGS = -std=gnu11 -g $(WARN) -fno-strict-aliasing -ffp-contract=off -fPIC -fvisibility=hidden -Itests/fakecuda
 CARDTEST  = -std=gnu11 -g $(WARN) -Wno-unused-function -fno-strict-aliasing -ffp-contract=off -Itests/fakecuda
-build/fakecuda/exec_mma.o build/asan/fakecuda/exec_mma.o: CARDFLAGS += -ffp-contract=fast
+build/fakecuda/exec_mma.o build/asan/fakecuda/exec_mma.o build/tsan/fakecuda/exec_mma.o: CARDFLAGS += -ffp-contract=fast
 build/fakecuda/%.o: tests/fakecuda/%.c
 	@mkdir -p $(@D)
 	$(CC) -O3 $(CARDFLAGS) $(DEPS) -c $< -o $@
 build/asan/fakecuda/%.o: tests/fakecuda/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CARDFLAGS) $(ASAN) $(DEPS) -c $< -o $@
+build/tsan/fakecuda/%.o: tests/fakecuda/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CARDFLAGS) $(TSAN) $(DEPS) -c $< -o $@
 build/fakecuda/libcuda.so.1: $(addprefix build/,$(CARDLIB))
 	$(CC) -shared -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread -lm
 build/asan/fakecuda/libcuda.so.1: $(addprefix build/asan/,$(CARDLIB))
 	$(CC) -shared $(ASAN) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread -lm
+build/tsan/fakecuda/libcuda.so.1: $(addprefix build/tsan/,$(CARDLIB))
+	$(CC) -shared $(TSAN) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread -lm
 build/fakecuda/%: tests/fakecuda/%.c | build/fakecuda/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) -O2 $(CARDTEST) $(DEPS) $< -o $@ -ldl -lpthread -lm
 build/asan/fakecuda/%: tests/fakecuda/%.c | build/asan/fakecuda/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) -DFAKECUDA_LIBRARY='"build/asan/fakecuda/libcuda.so.1"' $(CARDTEST) $(ASAN) $(DEPS) $< -o $@ -ldl -lpthread -lm
+
+build/tsan/fakecuda/%: tests/fakecuda/%.c | build/tsan/fakecuda/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) -DFAKECUDA_LIBRARY='"build/tsan/fakecuda/libcuda.so.1"' $(CARDTEST) $(TSAN) $(DEPS) $< -o $@ -ldl -lpthread -lm
 
 build/asan/%: tests/%.c
 	@mkdir -p $(@D)

@@ -102,8 +102,8 @@ static fc_async *new_async(fc_warp *w)
 static void remember(fc_warp *w, fc_insn *in, const fc_span *dst, const fc_span *src, const uint8_t *from)
 {
     for (uint32_t left = dst->mask; left;) {
-        uint32_t group = w->committed[__builtin_ctz(left)], mask = 0;
-        for (uint32_t k = left; k; k &= k - 1) if (w->committed[__builtin_ctz(k)] == group) mask |= k & (0 - k);
+        uint32_t group = w->committed[__builtin_ctz(left)], mask = w->uneven ? 0 : left;
+        for (uint32_t k = w->uneven ? left : 0; k; k &= k - 1) if (w->committed[__builtin_ctz(k)] == group) mask |= k & (0 - k);
         fc_async *a = new_async(w);
         a->in = in;
         a->mask = mask;
@@ -165,15 +165,22 @@ static void land(fc_warp *w, const fc_async *a, uint32_t lanes)
     }
 }
 
+// Which of the record's lanes are due. While all lanes have committed together, one of them speaks for all.
+static uint32_t due(const fc_warp *w, const fc_async *a, uint32_t mask, uint32_t keep)
+{
+    uint32_t lanes = a->mask & mask, ready = 0;
+    if (!w->uneven) return lanes && (uint64_t)a->group + keep < w->committed[__builtin_ctz(lanes)] ? lanes : 0;
+    for (uint32_t m = lanes; m; m &= m - 1) if ((uint64_t)a->group + keep < w->committed[__builtin_ctz(m)]) ready |= m & (0 - m);
+    return ready;
+}
+
 // What lanes of the mask have committed, but for their newest `keep` groups, arrives now; the tail of a short copy is zero.
 static void arrive(fc_warp *w, uint32_t mask, uint32_t keep, bool all)
 {
     size_t left = 0;
     for (size_t k = 0; k < w->nasync; k++) {
         fc_async *a = &w->async[k];
-        uint32_t ready = 0;
-        for (uint32_t m = a->mask & mask; m; m &= m - 1)
-            if (all || (uint64_t)a->group + keep < w->committed[__builtin_ctz(m)]) ready |= m & (0 - m);
+        uint32_t ready = all ? a->mask & mask : due(w, a, mask, keep);
         land(w, a, ready);
         a->mask &= ~ready;
         if (!a->mask) continue;
@@ -185,11 +192,15 @@ static void arrive(fc_warp *w, uint32_t mask, uint32_t keep, bool all)
 
 static void cp_commit(fc_warp *w, fc_insn *in, uint32_t mask)
 {
-    (void)in; for (uint32_t left = mask; left; left &= left - 1) w->committed[__builtin_ctz(left)]++;
+    (void)in;
+    if (mask != w->live) w->uneven = true;
+    for (uint32_t left = mask; left; left &= left - 1) w->committed[__builtin_ctz(left)]++;
 }
+
 static void cp_wait(fc_warp *w, fc_insn *in, uint32_t mask) { arrive(w, mask, in->o[0], false); }
 static void cp_wait_all(fc_warp *w, fc_insn *in, uint32_t mask) { (void)in; arrive(w, mask, 0, true); }
-static void fence(fc_warp *w, fc_insn *in, uint32_t mask) { (void)w; (void)in; (void)mask; __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// A fence meets every other fence of the grid at one place, and so orders what workers did before it.
+static void fence(fc_warp *w, fc_insn *in, uint32_t mask) { (void)in; (void)mask; __atomic_fetch_add(&w->launch->grid->fences, 1, __ATOMIC_SEQ_CST); }
 
 // ---- the table: each atomic for both spaces, and as red, whose result goes nowhere
 

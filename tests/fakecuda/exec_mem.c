@@ -11,21 +11,26 @@ FC_CLONES static void addresses(const unsigned char *reg, bool wide, int64_t imm
     else for (int i = 0; i < 32; i++) at[i] = (uint32_t)(((const uint32_t *)reg)[i] + (uint32_t)imm);
 }
 
+// Equal steps first: they need no search for the least and the greatest.
 FC_CLONES static void measure(fc_span *s)
 {
     uint64_t lo = ~(uint64_t)0, hi = 0, low = 0, off = 0, first = s->at[0], step = s->at[1] - first;
+    for (int i = 0; i < 32; i++) low |= s->at[i], off |= s->at[i] - (first + (uint64_t)i * step);
+    s->aligned = !(low & (s->bytes - 1));
+    s->shape = FC_SCATTERED;
+    if (!off && step < (uint64_t)1 << 32) {
+        s->lo = first;
+        s->hi = s->at[31];
+        if (!step) s->shape = FC_SAME;
+        else if (s->mask == 0xffffffffu) s->shape = step == s->bytes ? FC_STRAIGHT : FC_RISING;
+        return;
+    }
     for (int i = 0; i < 32; i++) {
         lo = s->at[i] < lo ? s->at[i] : lo;
         hi = s->at[i] > hi ? s->at[i] : hi;
-        low |= s->at[i];
-        off |= s->at[i] - (first + (uint64_t)i * step);
     }
     s->lo = lo;
     s->hi = hi;
-    s->aligned = !(low & (s->bytes - 1));
-    s->shape = FC_SCATTERED;
-    if (lo == hi) s->shape = FC_SAME;
-    else if (!off && s->mask == 0xffffffffu && step < (uint64_t)1 << 32) s->shape = step == s->bytes ? FC_STRAIGHT : FC_RISING;
 }
 
 void fc_reach(const fc_warp *w, uint16_t reg, bool wide, int64_t imm, uint32_t mask, uint32_t bytes, fc_span *s)
@@ -58,22 +63,24 @@ static _Noreturn void bad_global(fc_warp *w, fc_insn *in, int lane, uint64_t at,
 }
 
 // One bit a byte: whether it was ever written. Other workers may set bits of the same byte.
+static inline bool is_set(const uint8_t *bits, uint64_t i) { return __atomic_load_n(&bits[i >> 3], __ATOMIC_RELAXED) >> (i & 7) & 1; }
+
 static bool all_set(const uint8_t *bits, uint64_t at, uint64_t n)
 {
-    for (uint64_t i = at; i < at + n; i++) if (!(bits[i >> 3] >> (i & 7) & 1)) return false;
+    for (uint64_t i = at; i < at + n; i++) if (!is_set(bits, i)) return false;
     return true;
 }
 
 static bool any_set(const uint8_t *bits, uint64_t at, uint64_t n)
 {
-    for (uint64_t i = at; i < at + n; i++) if (bits[i >> 3] >> (i & 7) & 1) return true;
+    for (uint64_t i = at; i < at + n; i++) if (is_set(bits, i)) return true;
     return false;
 }
 
 static void set_bits(uint8_t *bits, uint64_t at, uint64_t n)
 {
-    for (uint64_t i = at; i < at + n; i++) if (!(bits[i >> 3] >> (i & 7) & 1)) __atomic_fetch_or(&bits[i >> 3], (uint8_t)(1 << (i & 7)),
-        __ATOMIC_RELAXED);
+    for (uint64_t i = at; i < at + n; i++)
+        if (!is_set(bits, i)) __atomic_fetch_or(&bits[i >> 3], (uint8_t)(1 << (i & 7)), __ATOMIC_RELAXED);
 }
 
 enum { NC = 1, CONSTANT = 2 };                       // arg of a row of global memory

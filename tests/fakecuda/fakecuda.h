@@ -90,7 +90,7 @@ struct fc_warp {
     uint32_t live, index, pc;
     fc_group group[FC_GROUPS];
     int ngroups, waits;                              // the barrier it waits at, or -1
-    bool in_run;
+    bool in_run, uneven;                             // within a run; lanes have committed copies apart from each other
     int wait_pc;
     uint32_t wait_mask;
     fc_async *async;
@@ -144,6 +144,7 @@ typedef struct fc_tally { uint64_t runs, run_lanes, hits, lanes; } fc_tally;
 typedef struct fc_grid {
     pthread_mutex_t lock;
     uint64_t next, blocks, step, together;           // the next block to start; how they are ordered; how many run side by side
+    uint64_t fences;
     CUresult error;
     bool stop, told_race, told_init, told_nc, told_sync;        // each check tells the first of a launch
 } fc_grid;
@@ -204,7 +205,7 @@ void fc_uses_free(fc_launch *l);
     else { _Pragma("GCC ivdep") for (int i = 0; i < 32; i++) if (mask >> i & 1) { __VA_ARGS__; } } } while (0)
 
 // Handlers exist for three generations of vector units; the loader picks (not under sanitizers, which cannot yet stand at that point).
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FC_WIDE 1
 #define FC_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

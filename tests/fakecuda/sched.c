@@ -367,7 +367,7 @@ static void start_block(fc_launch *l, fc_block *b, uint64_t number)
         w->ngroups = 1;
         w->group[0] = (fc_group){.mask = w->live};
         w->waits = -1;
-        w->in_run = false;
+        w->in_run = w->uneven = false;
         w->nasync = 0;
         memset(w->committed, 0, sizeof w->committed);
         if (w->local) poison(w->local, 32 * l->kernel->local_bytes);

@@ -12,7 +12,7 @@ static const char atomics[] =
     "    atomicAdd(&bins[i % 7], i);\n"
     "    atomicMax(most, (u64)i << 20);\n"
     "    atomicAdd(sum, 1.0f);\n"
-    "    u32 old = n[1], seen;\n"                                            // an addition by hand, by compare and swap
+    "    u32 old = atomicAdd(&n[1], 0u), seen;\n"                            // an addition by hand, by compare and swap
     "    do { seen = old; old = atomicCAS(&n[1], seen, seen + 3); } while (old != seen);\n"
     "}\n"
     "extern \"C\" __global__ void race(float *y)\n"
