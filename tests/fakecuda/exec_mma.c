@@ -5,9 +5,54 @@
 
 // m16n8k16, bf16: D = A B + C. Lane l = 4 g + t holds of A rows g and g + 8, of B column g, of C and D columns 2 t and 2 t + 1.
 // In order: products of bf16 are exact in f32, sums run over k and are rounded each time. (This file alone is compiled so that product and sum may
-// fuse: no bit changes but where a product is below 2^-126.) The registers stay as they lie: four lanes hold a row, so the row's factor of A is
-// spread over them by a shuffle; of B four numbers, those of the even or the odd columns, are the same for every row.
+// fuse: no bit changes but where a product is below 2^-126.) The sums stay as they lie in the registers: four lanes hold a row, so each number of A
+// is spread over its row's four lanes, and of B four numbers, those of the even or the odd columns, are the same for every row.
 
+static inline float low(uint32_t v) { float f; v <<= 16; memcpy(&f, &v, 4); return f; }
+static inline float high(uint32_t v) { float f; v &= 0xffff0000u; memcpy(&f, &v, 4); return f; }
+
+// ---- row by row, for vectors of four
+
+typedef float quad __attribute__((vector_size(16)));
+
+static inline void give_quad(uint32_t *d, quad v)
+{
+    for (int i = 0; i < 4; i++) {
+        float x = v[i];
+        d[i] = 0x7fffffff;
+        if (x == x) memcpy(&d[i], &x, 4);
+    }
+}
+
+FC_CLONES static void mma_by_rows(fc_warp *w, const fc_insn *in)
+{
+    float a[4][2][32];                               // register of A, upper half of its words, lane
+    quad b[16][2], sum[8][4];                        // k, odd columns; g, register of C
+    for (int r = 0; r < 4; r++) for (int l = 0; l < 32; l++) a[r][0][l] = low(R32(4 + r)[l]), a[r][1][l] = high(R32(4 + r)[l]);
+    for (int half = 0; half < 2; half++)
+        for (int l = 0; l < 32; l++) {
+            int n = l / 4, k = 8 * half + 2 * (l % 4);
+            b[k][n & 1][n >> 1] = low(R32(8 + half)[l]);
+            b[k + 1][n & 1][n >> 1] = high(R32(8 + half)[l]);
+        }
+    for (int g = 0; g < 8; g++) {
+        quad c[4];
+        for (int r = 0; r < 4; r++) memcpy(&c[r], RF32(10 + r) + 4 * g, 16);
+        for (int k = 0; k < 16; k++) {
+            float upper = a[k / 8 * 2][k & 1][4 * g + k % 8 / 2], lower = a[k / 8 * 2 + 1][k & 1][4 * g + k % 8 / 2];
+            c[0] = c[0] + upper * b[k][0];
+            c[1] = c[1] + upper * b[k][1];
+            c[2] = c[2] + lower * b[k][0];
+            c[3] = c[3] + lower * b[k][1];
+        }
+        for (int r = 0; r < 4; r++) sum[g][r] = c[r];
+    }
+    for (int g = 0; g < 8; g++) for (int r = 0; r < 4; r++) give_quad(R32(r) + 4 * g, sum[g][r]);
+}
+
+// ---- four rows at a time, for vectors of sixteen
+
+#ifdef FC_WIDE
 typedef uint32_t bits __attribute__((vector_size(64)));
 typedef float vec __attribute__((vector_size(64)));
 
@@ -28,7 +73,7 @@ typedef float vec __attribute__((vector_size(64)));
 #define SUMS(name, k, h) vec name##_even = *(vec *)(RF32(k) + 16 * h), name##_odd = *(vec *)(RF32(k + 1) + 16 * h)
 #define GIVE(k, h, v) do { bits none_ = (bits)(v != v); WORDS(k, h) = ((bits)v & ~none_) | (none_ & 0x7fffffff); } while (0)
 
-FC_CLONES static void mma_ordered(fc_warp *w, const fc_insn *in)
+__attribute__((target("arch=x86-64-v4"))) static void mma_wide(fc_warp *w, const fc_insn *in)
 {
     SUMS(up0, 10, 0); SUMS(up1, 10, 1); SUMS(low0, 12, 0); SUMS(low1, 12, 1);
     bits a0 = WORDS(4, 0), a1 = WORDS(4, 1), b0 = WORDS(5, 0), b1 = WORDS(5, 1), c0 = WORDS(6, 0), c1 = WORDS(6, 1), d0 = WORDS(7, 0),
@@ -40,11 +85,17 @@ FC_CLONES static void mma_ordered(fc_warp *w, const fc_insn *in)
     GIVE(2, 0, low0_even); GIVE(2, 1, low1_even); GIVE(3, 0, low0_odd); GIVE(3, 1, low1_odd);
 }
 
-// Truncated: whole matrices, one number after the other.
-typedef struct tile { float a[16][16], b[16][8], c[16][8]; } tile;
+static void mma_ordered(fc_warp *w, const fc_insn *in)
+{
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) mma_wide(w, in);
+    else mma_by_rows(w, in);
+}
+#else
+#define mma_ordered mma_by_rows
+#endif
 
-static inline float low(uint32_t v) { float f; v <<= 16; memcpy(&f, &v, 4); return f; }
-static inline float high(uint32_t v) { float f; v &= 0xffff0000u; memcpy(&f, &v, 4); return f; }
+// ---- truncated: whole matrices, one number after the other
+typedef struct tile { float a[16][16], b[16][8], c[16][8]; } tile;
 
 static void gather(const fc_warp *w, const fc_insn *in, tile *x)
 {
