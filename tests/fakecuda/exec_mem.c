@@ -162,6 +162,7 @@ static inline uint32_t *lane_of(fc_warp *w, uint16_t reg, int lane, int kind)
     return (uint32_t *)(w->r + (size_t)reg * FC_SLOT) + (kind == E_64 ? 2 * lane : lane);
 }
 
+#ifdef FC_SHUFFLES
 // Four words of each of four lanes, turned so that each word's register gets those of the four lanes side by side.
 typedef uint32_t quad __attribute__((vector_size(16)));
 static void load_quads(fc_warp *w, const fc_insn *in, const fc_span *s, uint64_t zero)
@@ -169,19 +170,25 @@ static void load_quads(fc_warp *w, const fc_insn *in, const fc_span *s, uint64_t
     for (int i = 0; i < 32; i += 4) {
         quad v[4];
         for (int j = 0; j < 4; j++) memcpy(&v[j], (const void *)(uintptr_t)(s->at[i + j] + zero), 16);
-        quad low01 = __builtin_shuffle(v[0], v[1], (quad){0, 4, 1, 5}), low23 = __builtin_shuffle(v[2], v[3], (quad){0, 4, 1, 5});
-        quad high01 = __builtin_shuffle(v[0], v[1], (quad){2, 6, 3, 7}), high23 = __builtin_shuffle(v[2], v[3], (quad){2, 6, 3, 7});
-        *(quad *)(R32(0) + i) = __builtin_shuffle(low01, low23, (quad){0, 1, 4, 5});
-        *(quad *)(R32(1) + i) = __builtin_shuffle(low01, low23, (quad){2, 3, 6, 7});
-        *(quad *)(R32(2) + i) = __builtin_shuffle(high01, high23, (quad){0, 1, 4, 5});
-        *(quad *)(R32(3) + i) = __builtin_shuffle(high01, high23, (quad){2, 3, 6, 7});
+        quad low01 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), low23 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+        quad high01 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7), high23 = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+        *(quad *)(R32(0) + i) = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+        *(quad *)(R32(1) + i) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+        *(quad *)(R32(2) + i) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+        *(quad *)(R32(3) + i) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
     }
 }
+#endif
 
 static inline void load_lanes(fc_warp *w, fc_insn *in, const fc_span *s, uint64_t zero, int kind, int n)
 {
-    if (s->mask == 0xffffffffu && kind == E_32 && n == 4) load_quads(w, in, s, zero);
-    else if (s->mask == 0xffffffffu)
+#ifdef FC_SHUFFLES
+    if (s->mask == 0xffffffffu && kind == E_32 && n == 4) {
+        load_quads(w, in, s, zero);
+        return;
+    }
+#endif
+    if (s->mask == 0xffffffffu)
         for (int k = 0; k < n; k++)
             for (int i = 0; i < 32; i++) get(lane_of(w, in->o[k], i, kind), (const unsigned char *)(uintptr_t)(s->at[i] + zero) + k * size_of[kind],
                 kind);

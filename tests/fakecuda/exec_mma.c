@@ -52,7 +52,7 @@ FC_CLONES static void mma_by_rows(fc_warp *w, const fc_insn *in)
 
 // ---- four rows at a time, for vectors of sixteen
 
-#ifdef FC_WIDE
+#if defined(FC_WIDE) && defined(FC_SHUFFLES)
 typedef uint32_t bits __attribute__((vector_size(64)));
 typedef float vec __attribute__((vector_size(64)));
 

@@ -200,9 +200,14 @@ void fc_uses_free(fc_launch *l);
 #define RPRED(k) ((uint32_t *)(w->r + (size_t)in->o[k] * FC_SLOT))
 
 // One body for all lanes of a mask; the compiler makes vectors of it. A result may be one of the sources, lane by lane.
+#ifdef __clang__
+#define FC_ALONE
+#else
+#define FC_ALONE _Pragma("GCC ivdep")                // no lane looks at another's result
+#endif
 #define LANES(...) do { \
-    if (mask == 0xffffffffu) { _Pragma("GCC ivdep") for (int i = 0; i < 32; i++) { __VA_ARGS__; } } \
-    else { _Pragma("GCC ivdep") for (int i = 0; i < 32; i++) if (mask >> i & 1) { __VA_ARGS__; } } } while (0)
+    if (mask == 0xffffffffu) { FC_ALONE for (int i = 0; i < 32; i++) { __VA_ARGS__; } } \
+    else { FC_ALONE for (int i = 0; i < 32; i++) if (mask >> i & 1) { __VA_ARGS__; } } } while (0)
 
 // Handlers exist for three generations of vector units; the loader picks (not under sanitizers, which cannot yet stand at that point).
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -210,6 +215,11 @@ void fc_uses_free(fc_launch *l);
 #define FC_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FC_CLONES
+#endif
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define FC_SHUFFLES 1
+#endif
 #endif
 
 #endif
