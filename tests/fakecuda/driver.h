@@ -158,7 +158,7 @@ struct CUctx_st { drv_object object; int uses; bool primary; };
 void drv_module_free(CUmodule module);
 int drv_registers_set(const char *value);                   // "ptxas", a file with its log, or "estimate"
 void drv_registers_load(CUmodule module, const char *ptx);
-int drv_registers_of(CUmodule module, const char *name, int max_threads);
+int drv_registers_of(CUfunction f);
 
 // ---- state
 
@@ -202,6 +202,7 @@ _Noreturn void drv_missing(const char *what);               // prints the name o
 CUresult core_load(CUmodule module, const char *ptx, char *log, size_t log_bytes);
 void core_unload(CUmodule module);
 CUfunction core_function(CUmodule module, const char *name);    // a new object, or NULL
+int core_registers(CUfunction f);                               // the most values that live at one place
 drv_range *core_global(CUmodule module, const char *name);      // a variable of the module, or NULL
 CUresult core_launch(const drv_op *op, uint64_t number);        // runs the whole grid; the how-many-th launch
 void core_range_new(drv_range *range);

@@ -48,6 +48,7 @@ static void *open_card(void)
 
 static struct {
     void *lib;
+    bool none;                                           // was looked for and is not here
     int (*create)(void **, const char *, const char *, int, const char *const *, const char *const *);
     int (*compile)(void *, int, const char *const *);
     int (*log_size)(void *, size_t *), (*log)(void *, char *);
@@ -69,7 +70,7 @@ static void load_builtins(const char *nvrtc)
 static bool open_nvrtc(void)
 {
     char path[1024] = "";
-    if (rtc.lib) return true;
+    if (rtc.lib || rtc.none) return rtc.lib != NULL;
     if (getenv("NVRTC")) snprintf(path, sizeof path, "%s", getenv("NVRTC"));
     else {
         FILE *p = popen("sh tests/tools/get_nvrtc.sh", "r");
@@ -79,7 +80,8 @@ static bool open_nvrtc(void)
     path[strcspn(path, "\n")] = 0;
     load_builtins(path);
     rtc.lib = *path ? dlopen(path, RTLD_NOW) : NULL;
-    if (!rtc.lib) return false;
+    rtc.none = !rtc.lib;
+    if (rtc.none) return false;
 #define RTC_FIND(slot, name) *(void **)&rtc.slot = symbol(rtc.lib, name)
     RTC_FIND(create, "nvrtcCreateProgram"); RTC_FIND(compile, "nvrtcCompileProgram"); RTC_FIND(destroy, "nvrtcDestroyProgram");
     RTC_FIND(log_size, "nvrtcGetProgramLogSize"); RTC_FIND(log, "nvrtcGetProgramLog");

@@ -3,8 +3,6 @@
 #include "fakecuda.h"
 #include <stdarg.h>
 
-static fc_counters *all;
-
 CUresult core_load(CUmodule module, const char *ptx, char *log, size_t log_bytes)
 {
     module->core = fc_parse(module, ptx, log, log_bytes);
@@ -30,16 +28,6 @@ static void give_params(CUfunction f, const fc_kernel *k)
     for (const fc_symbol *y = k->params; y; y = y->next) if (y->space == FC_PARAM) f->param_at[--i] = y->at, f->param_size[i] = y->size;
 }
 
-static fc_counters *counters_of(const char *name)
-{
-    for (fc_counters *c = all; c; c = c->next) if (!strcmp(c->kernel, name)) return c;
-    fc_counters *c = calloc(1, sizeof *c);
-    if (!c) drv_missing("memory for counters");
-    snprintf(c->kernel, sizeof c->kernel, "%s", name);
-    c->next = all;
-    return all = c;
-}
-
 CUfunction core_function(CUmodule module, const char *name)
 {
     fc_kernel *k = ((fc_module *)module->core)->kernels;
@@ -57,18 +45,9 @@ CUfunction core_function(CUmodule module, const char *name)
     return f;
 }
 
-CUresult core_launch(const drv_op *op, uint64_t number)
-{
-    fc_launch *l = calloc(1, sizeof *l);
-    if (!l) drv_missing("memory for a launch");
-    l->op = op;
-    l->kernel = op->fn->core;
-    l->c = counters_of(l->kernel->name);
-    l->number = number;
-    CUresult r = fc_run(l);
-    free(l);
-    return r;
-}
+int core_registers(CUfunction f) { return fc_live_registers(f->core); }
+
+CUresult core_launch(const drv_op *op, uint64_t number) { return fc_run(op, number); }
 
 // ---- beside allocations
 
@@ -141,71 +120,20 @@ static int number(const char *value, uint64_t *out)
 int core_set(const char *key, const char *value)
 {
     uint64_t n = 0;
-    if (!strcmp(key, "defaults")) { fc_opt = (fc_options){.sync = true, .count = 1}; return 1; }
+    if (!strcmp(key, "defaults")) { fc_opt = (fc_options){.sync = true, .count = 1, .threads = 1, .launches = 65536}; return 1; }
     if (!strcmp(key, "checks")) return set_checks(value);
     if (!strcmp(key, "mma")) { fc_opt.mma_truncated = !strcmp(value, "truncated"); return fc_opt.mma_truncated || !strcmp(value, "ordered") ? 1 : -1; }
     if (!strcmp(key, "seed")) return number(value, &fc_opt.seed);
     if (!strcmp(key, "watchdog")) return number(value, &fc_opt.watchdog);
+    if (!strcmp(key, "launches")) return number(value, &fc_opt.launches);
+    if (!strcmp(key, "threads")) {
+        if (number(value, &n) < 0 || n < 1 || n > 64) return -1;
+        fc_opt.threads = (int)n;
+        return 1;
+    }
     if (strcmp(key, "perturb") && strcmp(key, "sectors")) return 0;
     if (number(value, &n) < 0 || n > 1000000) return -1;
     if (*key == 'p') fc_opt.perturb = (int)n;
     else fc_opt.count = (int)n;
     return 1;
-}
-
-// ---- counters
-
-static void classes(FILE *f, const char *name, const uint64_t *n)
-{
-    static const char *const names[] = {
-#define FC_NAME(name) #name,
-        FC_CLASSES(FC_NAME)
-#undef FC_NAME
-    };
-    fprintf(f, ", \"%s\": {", name);
-    for (int i = 0; i < FC_NCLASS; i++) fprintf(f, "%s\"%s\": %llu", i ? ", " : "", names[i], (unsigned long long)n[i]);
-    fprintf(f, "}");
-}
-
-static void one_kernel(FILE *f, const fc_counters *c)
-{
-    fprintf(f, "  {\"kernel\": \"%s\", \"launches\": %llu, \"global_bytes_read\": %llu, \"global_bytes_written\": %llu, \"global_sectors\": %llu, \"shared_requests\": %llu,"
-            " \"shared_waves\": %llu, \"mma\": %llu, \"barriers\": %llu", c->kernel, (unsigned long long)c->launches, (unsigned long long)c->global_read, (unsigned long long)c->global_written,
-            (unsigned long long)c->global_sectors, (unsigned long long)c->shared_requests, (unsigned long long)c->shared_waves, (unsigned long long)c->mma, (unsigned long long)c->barriers);
-    classes(f, "warp_instructions", c->warp_insns);
-    classes(f, "thread_instructions", c->thread_insns);
-    fprintf(f, "}");
-}
-
-char *core_counters_json(void)
-{
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    if (!f) return NULL;
-    fprintf(f, "{\"kernels\": [\n");
-    for (const fc_counters *c = all; c; c = c->next) {
-        one_kernel(f, c);
-        fprintf(f, c->next ? ",\n" : "\n");
-    }
-    fprintf(f, "], \"allocations\": [\n");
-    for (size_t i = 0; i < drv.mem.nlive; i++) {
-        const drv_range *r = drv.mem.live[i];
-        const fc_range *c = r->core;
-        fprintf(f, "  {\"serial\": %llu, \"bytes\": %llu, \"read\": %llu, \"written\": %llu}%s\n", (unsigned long long)r->serial, (unsigned long long)r->bytes, (unsigned long long)c->read_bytes,
-                (unsigned long long)c->written_bytes, i + 1 < drv.mem.nlive ? "," : "");
-    }
-    fprintf(f, "]}\n");
-    fclose(f);
-    return text;
-}
-
-void core_counters_reset(void)
-{
-    for (fc_counters *c = all, *next; c; c = next) {
-        next = c->next;
-        free(c);
-    }
-    all = NULL;
-    for (size_t i = 0; i < drv.mem.nlive; i++) ((fc_range *)drv.mem.live[i]->core)->read_bytes = ((fc_range *)drv.mem.live[i]->core)->written_bytes = 0;
 }

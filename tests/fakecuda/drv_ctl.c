@@ -181,6 +181,7 @@ void fakecuda_reset(void)
     drv_reset_context();
     drv.sticky = CUDA_SUCCESS;
     drv.ready = false;
+    drv.launches = drv.mem.serial = 0;
     while (drv.lists[DRV_CONTEXT].next && drv.lists[DRV_CONTEXT].next != &drv.lists[DRV_CONTEXT]) drv_free(drv.lists[DRV_CONTEXT].next);
     drv.primary = NULL;
     drop_fails();

@@ -152,7 +152,7 @@ CUresult_CALL cuModuleGetFunction(CUfunction *fn, CUmodule m, const char *name)
     CUfunction f = m->functions;
     while (f && strcmp(f->name, name)) f = f->sibling;
     if (!f && (f = core_function(m, name)) != NULL) {
-        f->registers = drv_registers_of(m, name, f->max_threads);
+        f->registers = drv_registers_of(f);
         f->dynamic_shared = f->static_shared < 49152 ? 49152 - (int)f->static_shared : 0;
         f->sibling = m->functions;
         m->functions = f;

@@ -1,6 +1,6 @@
 // drv_registers.c: owns how many registers a kernel takes, which no PTX says. With the field registers=ptxas the toolkit's assembler is asked
 // (PTXAS, or ptxas on the path) as a module loads; with registers=FILE the log of `ptxas -v` is read from there. Otherwise, and for kernels the
-// log does not name, the estimate is what always launches: as many as the launch bounds leave room for, 64 at most.
+// log does not name, it is estimated from how many values live at once (ptx_live.c).
 #define _GNU_SOURCE
 #include "driver.h"
 #include <unistd.h>
@@ -14,10 +14,13 @@ int drv_registers_set(const char *value)
     return 1;
 }
 
-static int estimate(int max_threads)
+// Registers are given by eights, and launch bounds make the assembler spill rather than take more than they leave room for.
+static int estimate(CUfunction f)
 {
-    int most = 65536 / (max_threads ? max_threads : 1024);
-    return most < 64 ? most : 64;
+    int n = (core_registers(f) + 7) / 8 * 8, most = f->max_threads ? 65536 / f->max_threads / 8 * 8 : 255;
+    if (n < 16) n = 16;
+    if (n > most) n = most;
+    return n < 255 ? n : 255;
 }
 
 // One line names the kernel ("Compiling entry function 'k' for 'sm_89'"), a later one says "Used 40 registers".
@@ -65,8 +68,9 @@ void drv_registers_load(CUmodule m, const char *ptx)
     fclose(f);
 }
 
-int drv_registers_of(CUmodule m, const char *name, int max_threads)
+int drv_registers_of(CUfunction f)
 {
-    for (size_t i = 0; i < m->nregisters; i++) if (!strcmp(m->registers[i].name, name)) return m->registers[i].count;
-    return estimate(max_threads);
+    const CUmodule m = f->module;
+    for (size_t i = 0; i < m->nregisters; i++) if (!strcmp(m->registers[i].name, f->name)) return m->registers[i].count;
+    return estimate(f);
 }

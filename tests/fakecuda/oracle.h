@@ -60,6 +60,7 @@ static bool use_nvrtc(int generation)
     if (!*path) return false;
     setenv("NVRTC", path, 1);
     rtc.lib = NULL;
+    rtc.none = false;
     return open_nvrtc();
 }
 

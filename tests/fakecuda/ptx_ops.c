@@ -20,8 +20,8 @@ static const fc_row **place(const char *spelling)
 
 __attribute__((constructor)) static void fill(void)
 {
-    const fc_table *tables[] = {&fc_alu_rows, &fc_float_rows, &fc_mem_rows, &fc_warp_rows, &fc_flow_rows};
-    for (int t = 0; t < 5; t++) for (size_t i = 0; i < tables[t]->n; i++) *place(tables[t]->rows[i].spelling) = &tables[t]->rows[i];
+    const fc_table *tables[] = {&fc_alu_rows, &fc_float_rows, &fc_mem_rows, &fc_atom_rows, &fc_warp_rows, &fc_flow_rows};
+    for (int t = 0; t < 6; t++) for (size_t i = 0; i < tables[t]->n; i++) *place(tables[t]->rows[i].spelling) = &tables[t]->rows[i];
 }
 
 const fc_row *fc_find_row(const char *spelling) { return *place(spelling); }

@@ -184,17 +184,26 @@ static fc_insn *emit(parser *s, const fc_row *row)
 {
     fc_kernel *k = s->k;
     k->code = grow(s, k->code, k->n, &k->cap, sizeof *k->code);
+    k->notes = grow(s, k->notes, k->n, &k->notes_cap, sizeof *k->notes);
+    k->notes[k->n] = (fc_note){.file = s->file, .line = s->line};
     fc_insn *in = &k->code[k->n++];
-    *in = (fc_insn){.fn = row->fn, .row = row, .guard = -1, .target = -1, .file = s->file, .line = s->line};
+    *in = (fc_insn){.fn = row->fn, .row = row};
     return in;
 }
 
-static void adapt(parser *s, const char *op, uint32_t to, uint32_t from, int32_t guard, bool negated)
+// Operands are kept in units of FC_SLOT, in 16 bits.
+static uint16_t place_of(parser *s, uint32_t at)
+{
+    if (at / FC_SLOT > 0xffff) refuse(s, "the kernel has more registers than can be emulated");
+    return (uint16_t)(at / FC_SLOT);
+}
+
+static void adapt(parser *s, const char *op, uint32_t to, uint32_t from, uint32_t guard, bool negated)
 {
     fc_insn *in = emit(s, fc_find_row(op));
-    in->o[0] = to;
-    in->o[1] = from;
-    in->guard = guard;
+    in->o[0] = place_of(s, to);
+    in->o[1] = place_of(s, from);
+    in->guard = place_of(s, guard);
     in->negated = negated;
 }
 
@@ -207,7 +216,7 @@ static uint32_t source(parser *s, const char *name, int kind)
         if (!s->k->special[sp]) s->k->special[sp] = slot(s, 'w');
         if (kind != 'd') return s->k->special[sp];
         uint32_t wide = slot(s, 'd');
-        adapt(s, "cvt.u64.u32", wide, s->k->special[sp], -1, false);
+        adapt(s, "cvt.u64.u32", wide, s->k->special[sp], 0, false);
         return wide;
     }
     range_reg *r = find_reg(s, name, &i);
@@ -219,17 +228,17 @@ static uint32_t source(parser *s, const char *name, int kind)
     if ((r->kind == 'p') != (kind == 'p')) refuse(s, "%s does not fit where it stands", name);
     if (r->kind == 'd' && kind != 'd') {
         uint32_t narrow = slot(s, kind);
-        adapt(s, kind == 'h' ? "cvt.u16.u64" : "cvt.u32.u64", narrow, r->at[i], -1, false);
+        adapt(s, kind == 'h' ? "cvt.u16.u64" : "cvt.u32.u64", narrow, r->at[i], 0, false);
         return narrow;
     }
     if (r->kind != 'd' && kind == 'd') {
         uint32_t wide = slot(s, kind);
-        adapt(s, "cvt.u64.u32", wide, r->at[i], -1, false);
+        adapt(s, "cvt.u64.u32", wide, r->at[i], 0, false);
         return wide;
     }
     if (r->kind == 'w' && kind == 'h') {             // the upper half must not be seen
         uint32_t narrow = slot(s, kind);
-        adapt(s, "cvt.u16.u32", narrow, r->at[i], -1, false);
+        adapt(s, "cvt.u16.u32", narrow, r->at[i], 0, false);
         return narrow;
     }
     return r->at[i];
@@ -261,7 +270,7 @@ static uint32_t value(parser *s, int kind)
         if (kind != 'p') refuse(s, "'!' stands before no predicate");
         word(s, name, sizeof name);
         uint32_t at = slot(s, 'p'), from = source(s, name, 'p');
-        adapt(s, "not.pred", at, from, -1, false);
+        adapt(s, "not.pred", at, from, 0, false);
         return at;
     }
     word(s, name, sizeof name);
@@ -295,12 +304,18 @@ static uint32_t address(parser *s, int64_t *imm, uint8_t *wide)
     return at;
 }
 
-typedef struct building { uint32_t o[FC_OPS]; int n; int64_t imm[2]; uint8_t wide[2]; int nmem; bool pair; later after[8]; int nafter; char target[128]; } building;
+typedef struct building { uint16_t o[FC_OPS]; int n; int64_t imm[2]; uint8_t wide[2]; int nmem; later after[8]; int nafter; char target[128]; } building;
 
 static void add_operand(parser *s, building *b, uint32_t at)
 {
     if (b->n == FC_OPS) refuse(s, "too many operands");
-    b->o[b->n++] = at;
+    b->o[b->n++] = place_of(s, at);
+}
+
+static void add_number(parser *s, building *b, uint64_t v)
+{
+    if (b->n == FC_OPS || v > 0xffff) refuse(s, "the number %llu is not emulated here", (unsigned long long)v);
+    b->o[b->n++] = (uint16_t)v;
 }
 
 static void one(parser *s, building *b, const fc_row *row, int kind, bool is_result)
@@ -310,7 +325,7 @@ static void one(parser *s, building *b, const fc_row *row, int kind, bool is_res
         int i = b->nmem++;
         add_operand(s, b, address(s, &b->imm[i], &b->wide[i]));
     } else if (kind == 'l') word(s, b->target, sizeof b->target);
-    else if (kind == 'i') add_operand(s, b, (uint32_t)number(s));
+    else if (kind == 'i') add_number(s, b, number(s));
     else if (is_result) {
         word(s, name, sizeof name);
         add_operand(s, b, result(s, name, kind, row->flags & FC_SIGNED, b->after, &b->nafter));
@@ -333,7 +348,7 @@ static void operands(parser *s, building *b, const fc_row *row)
     for (const char *c = row->shape; *c; c++) {
         if (*c == '=') { is_result = false; continue; }
         if (*c == '|') {
-            if (take(s, '|')) b->pair = true, one(s, b, row, 'p', true);
+            if (take(s, '|')) one(s, b, row, 'p', true);
             else add_operand(s, b, slot(s, 'p'));
             continue;
         }
@@ -365,7 +380,7 @@ static void spell_mov(parser *s, char *op, size_t cap)
     snprintf(op + strlen(op), cap - strlen(op), "%s%d", comma && comma < brace ? ".pack" : ".unpack", parts);
 }
 
-static void instruction(parser *s, char *op, int32_t guard, bool negated)
+static void instruction(parser *s, char *op, uint32_t guard, bool negated)
 {
     char spelled[128];
     snprintf(spelled, sizeof spelled, "%s", op);
@@ -377,10 +392,11 @@ static void instruction(parser *s, char *op, int32_t guard, bool negated)
     need(s, ';');
     fc_insn *in = emit(s, row);
     memcpy(in->o, b.o, sizeof in->o);
-    in->imm = b.imm[0]; in->imm2 = b.imm[1];
+    in->imm = b.imm[0];
+    in->more = (int32_t)b.imm[1];
+    if (in->more != b.imm[1]) refuse(s, "the offset %lld is too large", (long long)b.imm[1]);
     in->wide = b.wide[0]; in->wide2 = b.wide[1];
-    in->has_pair = b.pair;
-    in->guard = guard;
+    in->guard = place_of(s, guard);
     in->negated = negated;
     if (*b.target) {
         s->fixes = grow(s, s->fixes, s->nfixes, &s->fixes_cap, sizeof *s->fixes);
@@ -548,17 +564,17 @@ static void body_directive(parser *s, const char *w)
 static void statement(parser *s)
 {
     char w[128], name[128];
-    int32_t guard = -1;
+    uint32_t guard = 0;
     bool negated = false;
     if (take(s, '@')) {
         negated = take(s, '!');
         word(s, name, sizeof name);
-        guard = (int32_t)source(s, name, 'p');
+        guard = source(s, name, 'p');
     }
     word(s, w, sizeof w);
     space(s);
-    if (guard < 0 && w[0] == '.') body_directive(s, w);
-    else if (guard < 0 && *s->p == ':') s->p++, mark_label(s, w);
+    if (!guard && w[0] == '.') body_directive(s, w);
+    else if (!guard && *s->p == ':') s->p++, mark_label(s, w);
     else instruction(s, w, guard, negated);
 }
 
@@ -570,7 +586,7 @@ static void resolve(parser *s)
         size_t l = 0;
         while (l < s->nlabels && strcmp(s->labels[l].name, s->fixes[i].name)) l++;
         if (l == s->nlabels) refuse(s, "the label %s is missing", s->fixes[i].name);
-        k->code[s->fixes[i].insn].target = (int32_t)s->labels[l].at;
+        k->code[s->fixes[i].insn].more = (int32_t)s->labels[l].at;
         k->code[s->labels[l].at].leader = 1;
     }
 }
@@ -589,6 +605,7 @@ static void body(parser *s)
     }
     emit(s, fc_find_row("ret"));                     // for bodies that end on a label
     resolve(s);
+    fc_flow(s->k);
 }
 
 static void free_symbols(fc_symbol *y)
@@ -608,10 +625,9 @@ static void forget(parser *s)
 }
 
 // Symbols of parameters stay with the kernel, in their order; extern shared memory begins after the static.
-static void finish(parser *s, fc_symbol *dynamic)
+static void finish(parser *s)
 {
     fc_kernel *k = s->k;
-    (void)dynamic;
     k->params = s->locals;
     s->locals = NULL;
     forget(s);
@@ -679,10 +695,10 @@ static void entry(parser *s)
         need(s, ')');
     }
     attributes(s);
-    if (take(s, ';')) { finish(s, NULL); return; }   // a declaration
+    if (take(s, ';')) { finish(s); return; }   // a declaration
     place_extern_shared(s);
     body(s);
-    finish(s, NULL);
+    finish(s);
 }
 
 static void file_directive(parser *s)
@@ -743,6 +759,7 @@ void fc_module_free(fc_module *m)
         next = k->next;
         free_symbols(k->params);
         free(k->code);
+        free(k->notes);
         free(k->file);
         free(k);
     }

@@ -4,21 +4,23 @@
 #define _GNU_SOURCE
 #include "fakecuda.h"
 #include <stdarg.h>
-#include <xmmintrin.h>
+#include <fenv.h>
 
 enum { SLICE = 20000 };                              // instructions a warp runs before others get their turn: spinning on another's work must end
 
-fc_options fc_opt = {.sync = true, .count = 1};
+fc_options fc_opt = {.sync = true, .count = 1, .threads = 1, .launches = 65536};
 
 // ---- telling where
 
 static void where(fc_warp *w, const fc_insn *in, int lane, char *out, size_t cap)
 {
     const fc_block *b = w->block;
+    const fc_note *note = &w->launch->kernel->notes[in - w->launch->kernel->code];
     const unsigned *dim = w->launch->op->block, t = w->index * 32 + (unsigned)lane;
-    const char *file = in->file >= 0 && in->file < 16 ? w->launch->kernel->module->files[in->file] : "", *slash = strrchr(file, '/');
-    snprintf(out, cap, "%s, block (%u,%u,%u), thread (%u,%u,%u), %s:%d", w->launch->kernel->name, b->id[0], b->id[1], b->id[2], t % dim[0], t / dim[0] % dim[1],
-             t / dim[0] / dim[1], *file ? slash ? slash + 1 : file : "PTX", in->line);
+    const char *file = note->file >= 0 && note->file < 16 ? w->launch->kernel->module->files[note->file] : "", *slash = strrchr(file, '/');
+    snprintf(out, cap, "%s, block (%u,%u,%u), thread (%u,%u,%u), %s:%d", w->launch->kernel->name, b->id[0], b->id[1], b->id[2], t % dim[0],
+        t / dim[0] % dim[1],
+             t / dim[0] / dim[1], *file ? slash ? slash + 1 : file : "PTX", note->line);
 }
 
 void fc_tell(fc_warp *w, fc_insn *in, int lane, const char *check, const char *format, ...)
@@ -32,6 +34,18 @@ void fc_tell(fc_warp *w, fc_insn *in, int lane, const char *check, const char *f
     drv_report(check, "%s: %s", place, what);
 }
 
+bool fc_first(bool *told) { return !__atomic_exchange_n(told, true, __ATOMIC_RELAXED); }
+
+// A fault ends a run in its midst: what stands behind it did not happen.
+static void uncount(fc_warp *w, const fc_insn *in)
+{
+    const fc_insn *code = w->launch->kernel->code, *end = code + w->group[0].pc + code[w->group[0].pc].run;
+    for (const fc_insn *k = in + 1; w->in_run && k < end; k++) {
+        w->launch->tally[k - code].hits--;
+        w->launch->tally[k - code].lanes -= fc_lanes(w->group[0].mask);
+    }
+}
+
 _Noreturn void fc_fault(fc_warp *w, fc_insn *in, int lane, CUresult code, const char *check, const char *format, ...)
 {
     char what[256];
@@ -40,7 +54,11 @@ _Noreturn void fc_fault(fc_warp *w, fc_insn *in, int lane, CUresult code, const 
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     fc_tell(w, in, lane, check, "%s", what);
-    w->launch->error = code;
+    uncount(w, in);
+    pthread_mutex_lock(&w->launch->grid->lock);
+    if (w->launch->grid->error == CUDA_SUCCESS) w->launch->grid->error = code;
+    pthread_mutex_unlock(&w->launch->grid->lock);
+    __atomic_store_n(&w->launch->grid->stop, true, __ATOMIC_RELAXED);
     longjmp(w->launch->out, 1);
 }
 
@@ -82,7 +100,8 @@ static _Noreturn void stuck(fc_warp *w)
 {
     fc_group *g = &w->group[0];
     fc_insn *in = &w->launch->kernel->code[g->pc];
-    fc_fault(w, in, __builtin_ctz(g->mask), CUDA_ERROR_LAUNCH_FAILED, "synccheck", "%s: lanes %08x wait for others of the living %08x that never come (%d groups)", in->row->spelling,
+    fc_fault(w, in, __builtin_ctz(g->mask), CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+        "%s: lanes %08x wait for others of the living %08x that never come (%d groups)", in->row->spelling,
              g->mask, w->live, w->ngroups);
 }
 
@@ -94,14 +113,14 @@ static bool branch(fc_warp *w, int g, fc_insn *in, uint32_t mask)
 {
     fc_group *me = &w->group[g];
     if (mask == me->mask) {
-        bool back = in->target <= me->pc;
-        me->pc = in->target;
+        bool back = in->more <= me->pc;
+        me->pc = in->more;
         return !back || w->ngroups == 1;
     }
     me->pc++;
     if (!mask) return true;
     me->mask &= ~mask;
-    w->group[w->ngroups++] = (fc_group){.mask = mask, .pc = in->target};
+    w->group[w->ngroups++] = (fc_group){.mask = mask, .pc = in->more};
     return false;
 }
 
@@ -125,9 +144,11 @@ static bool barrier(fc_warp *w, int g, fc_insn *in, uint32_t mask)
         me->parked = true;
         return false;
     }
+    if (in->o[first] >= FC_BARRIERS) fc_fault(w, in, __builtin_ctz(mask), CUDA_ERROR_ILLEGAL_INSTRUCTION, "synccheck", "barrier %d: there are %d",
+        in->o[first], FC_BARRIERS);
     w->waits = (int)in->o[first];
     w->wait_pc = me->pc;
-    if (first) w->block->red[w->waits] += (uint32_t)__builtin_popcount(*(uint32_t *)(w->r + in->o[2]) & mask);
+    if (first) w->block->red[w->waits] += (uint32_t)__builtin_popcount(*RPRED(2) & mask);
     me->pc++;
     return false;
 }
@@ -148,8 +169,9 @@ static bool together(fc_warp *w, int g, fc_insn *in, uint32_t mask)
     uint32_t named = w->live;
     if (!mask) return true;
     if (!(in->row->flags & FC_ALIGNED)) {
-        named = ((uint32_t *)(w->r + in->o[in->row->arg]))[__builtin_ctz(mask)];
-        if (mask & ~named) fc_fault(w, in, __builtin_ctz(mask & ~named), CUDA_ERROR_LAUNCH_FAILED, "synccheck", "%s: a lane that is not among the named %08x takes part", in->row->spelling, named);
+        named = R32(in->row->arg)[__builtin_ctz(mask)];
+        if (mask & ~named) fc_fault(w, in, __builtin_ctz(mask & ~named), CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+            "%s: a lane that is not among the named %08x takes part", in->row->spelling, named);
         named &= w->live;
     }
     return !(named & ~(in->row->flags & FC_ALIGNED ? mask : w->group[g].mask));
@@ -159,18 +181,43 @@ static bool together(fc_warp *w, int g, fc_insn *in, uint32_t mask)
 
 static inline uint32_t guarded(const fc_warp *w, const fc_insn *in, uint32_t mask)
 {
-    if (in->guard < 0) return mask;
-    uint32_t p = *(const uint32_t *)(w->r + in->guard);
+    if (!in->guard) return mask;
+    uint32_t p = *(const uint32_t *)(w->r + (size_t)in->guard * FC_SLOT);
     return mask & (in->negated ? ~p : p);
 }
 
-static inline uint64_t lanes_of(uint32_t mask) { return mask == 0xffffffffu ? 32 : (uint64_t)__builtin_popcount(mask); }
+static inline void count(fc_warp *w, const fc_insn *in, uint32_t mask)
+{
+    fc_tally *t = &w->launch->tally[in - w->launch->kernel->code];
+    t->hits++;
+    t->lanes += fc_lanes(mask);
+}
+
+// All lanes stand here: no group can meet another, and none splits off before the run ends.
+static int go_through(fc_warp *w, fc_insn *in)
+{
+    uint32_t mask = w->group[0].mask;
+    fc_tally *t = &w->launch->tally[w->group[0].pc];
+    t->runs++;
+    t->run_lanes += fc_lanes(mask);
+    w->in_run = true;
+    for (const fc_insn *end = in + in->run; in < end; in++) in->fn(w, in, mask);
+    w->in_run = false;
+    int n = w->launch->kernel->code[w->group[0].pc].run;
+    w->group[0].pc += n;
+    return n;
+}
 
 static int run_group(fc_warp *w, int g, int budget)
 {
     fc_insn *code = w->launch->kernel->code;
-    for (; budget > 0; budget--) {
+    while (budget > 0) {
         fc_insn *in = &code[w->group[g].pc];
+        if (w->ngroups == 1 && in->run) {
+            budget -= go_through(w, in);
+            continue;
+        }
+        budget--;
         if (w->ngroups > 1 && (in->leader || in->row->flags & FC_SYNC)) {
             g = merge(w, g);
             if (in->leader && lower_waits(w, g)) return budget;
@@ -178,19 +225,19 @@ static int run_group(fc_warp *w, int g, int budget)
         uint32_t mask = guarded(w, in, w->group[g].mask);
         if (in->row->flags & FC_FLOW) {
             if (w->ngroups > 1) g = merge(w, g), mask = guarded(w, in, w->group[g].mask);
-            in->hits++, in->lanes += lanes_of(mask);
-            if (!flow(w, g, in, mask)) return budget - 1;
+            count(w, in, mask);
+            if (!flow(w, g, in, mask)) return budget;
             continue;
         }
         if (in->row->flags & FC_SYNC && in->row->cls != FC_sync && !together(w, g, in, mask)) {
             w->group[g].parked = true;
-            return budget - 1;
+            return budget;
         }
-        in->hits++, in->lanes += lanes_of(mask);
+        count(w, in, mask);
         if (mask) in->fn(w, in, mask);
         w->group[g].pc++;
     }
-    return 0;
+    return budget;
 }
 
 static bool finished(const fc_warp *w) { return !w->live; }
@@ -204,8 +251,10 @@ static void run_warp(fc_warp *w)
         budget = run_group(w, g, budget);
     }
     w->launch->steps += (uint64_t)(SLICE - budget);
+    if (__atomic_load_n(&w->launch->grid->stop, __ATOMIC_RELAXED)) longjmp(w->launch->out, 1);      // another worker has met a fault
     if (fc_opt.watchdog && w->launch->steps > fc_opt.watchdog)
-        fc_fault(w, &w->launch->kernel->code[w->ngroups ? w->group[0].pc : 0], 0, CUDA_ERROR_LAUNCH_TIMEOUT, "watchdog", "%llu instructions, and no end", (unsigned long long)w->launch->steps);
+        fc_fault(w, &w->launch->kernel->code[w->ngroups ? w->group[0].pc : 0], 0, CUDA_ERROR_LAUNCH_TIMEOUT, "watchdog",
+            "%llu instructions, and no end", (unsigned long long)w->launch->steps);
 }
 
 // ---- barriers of a block
@@ -219,7 +268,7 @@ static uint32_t first_lanes(const fc_launch *l, int warp)
 enum { RED_OR = 1, RED_AND, RED_POPC };
 static void give_reduced(fc_warp *w, const fc_insn *in, uint32_t yes, uint32_t present)
 {
-    uint32_t *d = (uint32_t *)(w->r + in->o[0]);
+    uint32_t *d = R32(0);
     if (in->row->arg == RED_POPC) for (int i = 0; i < 32; i++) d[i] = yes;
     else *d = (in->row->arg == RED_OR ? yes > 0 : yes == present) ? 0xffffffffu : 0;
 }
@@ -238,13 +287,11 @@ static void release(fc_block *b, int id, bool all)
         fc_warp *w = &b->warps[i];
         if (w->waits != id) continue;
         fc_insn *in = &w->launch->kernel->code[w->wait_pc];
-        if (partial && fc_opt.strict && !w->launch->told_sync) {
-            w->launch->told_sync = true;
-            fc_tell(w, in, 0, "synccheck", "barrier %d is reached by a part of the block only", id);
-        }
+        if (partial && fc_opt.strict && fc_first(&w->launch->grid->told_sync)) fc_tell(w, in, 0, "synccheck",
+            "barrier %d is reached by a part of the block only", id);
         if (in->row->arg) give_reduced(w, in, b->red[id], present);
         w->waits = -1;
-        w->launch->c->barriers++;
+        w->launch->c.barriers++;
     }
     b->red[id] = 0;
     if (all) b->epoch++;
@@ -274,26 +321,36 @@ static bool open_barriers(fc_block *b)
 
 // ---- blocks
 
-static void special(fc_warp *w, int s, int lane, uint32_t v)
+// Special registers in the order in which ptx_parse.c numbers them. Those of the block change with it; the rest belongs to the thread.
+enum { CTAID = 6, SPECIALS = 20 };
+static void set_special(fc_warp *w, int s, int lane, uint32_t v)
 {
     if (w->launch->kernel->special[s]) ((uint32_t *)(w->r + w->launch->kernel->special[s]))[lane] = v;
 }
 
-static void set_specials(fc_warp *w)
+static void set_thread(fc_warp *w)
 {
-    const unsigned *dim = w->launch->op->block, *grid = w->launch->op->grid, *id = w->block->id;
+    const unsigned *dim = w->launch->op->block, *grid = w->launch->op->grid;
     for (int i = 0; i < 32; i++) {
-        uint32_t t = w->index * 32 + (uint32_t)i, v[20] = {t % dim[0], t / dim[0] % dim[1], t / dim[0] / dim[1], dim[0], dim[1], dim[2], id[0], id[1], id[2], grid[0], grid[1], grid[2],
+        uint32_t t = w->index * 32 + (uint32_t)i, v[SPECIALS] = {t % dim[0], t / dim[0] % dim[1], t / dim[0] / dim[1], dim[0], dim[1], dim[2], 0, 0,
+            0, grid[0], grid[1], grid[2],
             (uint32_t)i, w->index, 1u << i, (1u << i) - 1, (2u << i) - 1, ~((2u << i) - 1), ~((1u << i) - 1), (uint32_t)w->block->nwarps};
-        for (int s = 0; s < 20; s++) special(w, s, i, v[s]);
+        for (int s = 0; s < SPECIALS; s++) set_special(w, s, i, v[s]);
     }
 }
 
-// What no one has written yet looks like NaN, and no block sees what another left.
+static void set_block(fc_warp *w)
+{
+    for (int s = 0; s < 3; s++) for (int i = 0; i < 32; i++) set_special(w, CTAID + s, i, w->block->id[s]);
+}
+
+// What no one has written yet looks like NaN, and no block sees what another left. The room is a multiple of 64 bytes.
 static void poison(unsigned char *p, uint64_t bytes)
 {
     static const unsigned char nan[4] = {0xc1, 0x7f, 0xc1, 0x7f};
-    for (uint64_t i = 0; i < bytes; i++) p[i] = nan[i & 3];
+    uint32_t word;
+    memcpy(&word, nan, 4);
+    for (uint64_t i = 0; i < bytes; i += 4) memcpy(p + i, &word, 4);
 }
 
 static void start_block(fc_launch *l, fc_block *b, uint64_t number)
@@ -310,10 +367,11 @@ static void start_block(fc_launch *l, fc_block *b, uint64_t number)
         w->ngroups = 1;
         w->group[0] = (fc_group){.mask = w->live};
         w->waits = -1;
+        w->in_run = w->uneven = false;
         w->nasync = 0;
         memset(w->committed, 0, sizeof w->committed);
         if (w->local) poison(w->local, 32 * l->kernel->local_bytes);
-        set_specials(w);
+        set_block(w);
     }
 }
 
@@ -341,6 +399,7 @@ static void make_block(fc_launch *l, fc_block *b)
         w->index = (uint32_t)i;
         w->block = b;
         w->launch = l;
+        set_thread(w);
     }
 }
 
@@ -378,7 +437,8 @@ static bool turn(fc_block *b, uint64_t round)
     if (alive && !open_barriers(b) && !ran) {
         fc_warp *w = b->warps;
         while (w->waits < 0) w++;
-        fc_fault(w, &w->launch->kernel->code[w->wait_pc], 0, CUDA_ERROR_LAUNCH_FAILED, "synccheck", "warps wait at different barriers, or for threads that never come");
+        fc_fault(w, &w->launch->kernel->code[w->wait_pc], 0, CUDA_ERROR_LAUNCH_FAILED, "synccheck",
+            "warps wait at different barriers, or for threads that never come");
     }
     return alive;
 }
@@ -392,53 +452,92 @@ static uint64_t stride(uint64_t blocks)
     return s ? s : 1;
 }
 
-static void run_grid(fc_launch *l, fc_block *blocks, uint64_t together)
+// Blocks that run side by side, until the last has ended.
+static void run_together(fc_grid *g, fc_block *blocks, uint64_t *round)
 {
-    uint64_t n = (uint64_t)l->op->grid[0] * l->op->grid[1] * l->op->grid[2], step = stride(n), round = 0;
-    for (uint64_t i = 0; i < n; i += together) {
-        bool alive = true;
-        for (uint64_t k = 0; k < together; k++) start_block(l, &blocks[k], (i + k) * step % n);
-        while (alive) {
-            alive = false;
-            for (uint64_t k = 0; k < together; k++) alive |= turn(&blocks[k], round++);
+    for (bool alive = true; alive;) {
+        alive = false;
+        for (uint64_t k = 0; k < g->together; k++) alive |= turn(&blocks[k], (*round)++);
+    }
+}
+
+// ---- workers: each takes the next block as it becomes free, with registers, shared memory and counters of its own
+
+typedef struct worker { pthread_t thread; fc_launch launch; fc_block *blocks; } worker;
+
+// Rounding to nearest and no flush to zero, whatever modes the program has set.
+static void run_worker(worker *x)
+{
+    fc_launch *l = &x->launch;
+    fc_grid *g = l->grid;
+    fenv_t modes;
+    uint64_t round = 0, i;
+    fegetenv(&modes);
+    fesetenv(FE_DFL_ENV);
+    if (!setjmp(l->out))
+        while ((i = __atomic_fetch_add(&g->next, g->together, __ATOMIC_RELAXED)) < g->blocks && !__atomic_load_n(&g->stop, __ATOMIC_RELAXED)) {
+            for (uint64_t k = 0; k < g->together; k++) start_block(l, &x->blocks[k], (i + k) * g->step % g->blocks);
+            run_together(g, x->blocks, &round);
         }
-    }
+    fesetenv(&modes);
 }
 
-static void add_counts(fc_launch *l)
+static void *thread_main(void *x) { run_worker(x); return NULL; }
+
+static void worker_open(worker *x, fc_grid *g, const drv_op *op, uint64_t number)
 {
-    fc_kernel *k = l->kernel;
-    for (size_t i = 0; i < k->n; i++) {
-        fc_insn *in = &k->code[i];
-        l->c->warp_insns[in->row->cls] += in->hits;
-        l->c->thread_insns[in->row->cls] += in->lanes;
-        in->hits = in->lanes = 0;
-        in->cache = NULL;
-    }
-    l->c->launches++;
+    fc_launch *l = &x->launch;
+    l->op = op;
+    l->kernel = op->fn->core;
+    l->grid = g;
+    l->number = number;
+    l->threads = (uint64_t)op->block[0] * op->block[1] * op->block[2];
+    l->tally = calloc(l->kernel->n, sizeof *l->tally);
+    l->cache = calloc(l->kernel->n, sizeof *l->cache);
+    x->blocks = calloc(g->together, sizeof *x->blocks);
+    if (!l->tally || !l->cache || !x->blocks) drv_missing("memory for a launch");
+    for (uint64_t k = 0; k < g->together; k++) make_block(l, &x->blocks[k]);
 }
 
-// Blocks of a cooperative grid run side by side, since they may wait for each other; others one after the other.
-CUresult fc_run(fc_launch *l)
+static void worker_close(worker *x, uint64_t together)
 {
-    uint64_t together = l->op->cooperative ? (uint64_t)l->op->grid[0] * l->op->grid[1] * l->op->grid[2] : 1;
-    fc_block *blocks = calloc(together, sizeof *blocks);
-    if (!blocks) drv_missing("memory for blocks");
-    unsigned csr = _mm_getcsr();
-    _mm_setcsr(0x1f80);                              // the program may have set other modes of floating point
-    l->threads = (uint64_t)l->op->block[0] * l->op->block[1] * l->op->block[2];
-    for (uint64_t k = 0; k < together; k++) make_block(l, &blocks[k]);
-    if (!setjmp(l->out)) run_grid(l, blocks, together);
-    add_counts(l);
-    for (uint64_t k = 0; k < together; k++) free_block(&blocks[k]);
-    free(blocks);
-    _mm_setcsr(csr);
-    return l->error;
+    for (uint64_t k = 0; k < together; k++) free_block(&x->blocks[k]);
+    free(x->blocks);
+    free(x->launch.tally);
+    free(x->launch.cache);
+    fc_uses_free(&x->launch);
+}
+
+static void run_workers(worker *x, int n)
+{
+    for (int i = 1; i < n; i++) if (pthread_create(&x[i].thread, NULL, thread_main, &x[i])) drv_missing("a thread for a worker");
+    run_worker(&x[0]);
+    for (int i = 1; i < n; i++) pthread_join(x[i].thread, NULL);
+}
+
+// Blocks of a cooperative grid run side by side on one worker, since they may wait for each other.
+CUresult fc_run(const drv_op *op, uint64_t number)
+{
+    uint64_t blocks = (uint64_t)op->grid[0] * op->grid[1] * op->grid[2];
+    fc_grid g = {.lock = PTHREAD_MUTEX_INITIALIZER, .blocks = blocks, .step = stride(blocks), .together = op->cooperative ? blocks : 1};
+    int n = op->cooperative ? 1 : (uint64_t)fc_opt.threads < blocks ? fc_opt.threads : (int)blocks;
+    worker *x = calloc((size_t)n, sizeof *x);
+    fc_launch **launches = calloc((size_t)n, sizeof *launches);
+    if (!x || !launches) drv_missing("memory for a launch");
+    for (int i = 0; i < n; i++) worker_open(&x[i], &g, op, number), launches[i] = &x[i].launch;
+    run_workers(x, n);
+    fc_count_launch(launches, n);
+    for (int i = 0; i < n; i++) worker_close(&x[i], g.together);
+    free(launches);
+    free(x);
+    return g.error;
 }
 
 static const fc_row rows[] = {
-    {"bra", "l", nothing, FC_control, FC_FLOW, 0}, {"bra.uni", "l", nothing, FC_control, FC_FLOW, 0}, {"ret", "", nothing, FC_control, FC_FLOW, 0}, {"exit", "", nothing, FC_control, FC_FLOW, 0},
-    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0}, {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_OR}, {"bar.red.and.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_AND},
+    {"bra", "l", nothing, FC_control, FC_FLOW, 0}, {"bra.uni", "l", nothing, FC_control, FC_FLOW, 0}, {"ret", "", nothing, FC_control, FC_FLOW, 0},
+    {"exit", "", nothing, FC_control, FC_FLOW, 0},
+    {"trap", "", nothing, FC_control, FC_FLOW, 0}, {"bar.sync", "i?i", nothing, FC_sync, FC_FLOW, 0},
+    {"bar.red.or.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_OR}, {"bar.red.and.pred", "p=ip", nothing, FC_sync, FC_FLOW, RED_AND},
     {"bar.red.popc.u32", "w=ip", nothing, FC_sync, FC_FLOW, RED_POPC},
     {"barrier.sync", "i?i", nothing, FC_sync, FC_FLOW, 0},
 };

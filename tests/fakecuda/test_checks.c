@@ -25,7 +25,7 @@ static CUresult run_kernel(const char *kernel, unsigned threads, void **args)
 static int memcheck_sees_the_first_byte_behind_an_array(void)
 {
     NEED();
-    float x[32] = {0};
+    float x[33] = {0};
     for (int n = 32; n <= 33; n++) {
         fresh_with("memcheck");
         CUdeviceptr y = device_floats(x, 33), d = device_floats(x, 32);

@@ -76,6 +76,7 @@ int main(void)
 {
     unsetenv("FUZZ_ROUNDS");                             // the gate counts what the standard rounds cover
     unsetenv("FUZZ_SEED");
+    if (!open_nvrtc()) { puts("no NVRTC here\n0 passed, 0 failed, 1 skipped"); return 0; }
     RUN(the_oracles_tell_what_they_cover);
     RUN(kernels_by_nvrtc_13_hold_nothing_else);
     RUN(kernels_by_nvrtc_12_hold_nothing_else);

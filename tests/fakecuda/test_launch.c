@@ -1,6 +1,7 @@
 // Modules and launches: which PTX is taken, what a launch may ask for, when arguments are copied, and how a kernel's fault shows.
 #include "driver_test.h"
 #include <unistd.h>
+#include <unistd.h>
 
 static char *ptx;
 #define OK(call) CHECK((call) == CUDA_SUCCESS)
@@ -128,13 +129,15 @@ static int registers_limit_a_block(void)
 {
     NEED();
     fresh();
-    const char *path = "build/fakecuda/registers.log";
+    char path[64];
+    snprintf(path, sizeof path, "build/fakecuda/registers_%d.log", getpid());
     FILE *f = fopen(path, "w");
     CHECK(f != NULL);
     fprintf(f, "ptxas info    : Compiling entry function 'fill' for 'sm_89'\nptxas info    : Used 80 registers, used 0 barriers\n");
     fclose(f);
     CHECK(FC.set("registers", path) == 1);
     CUfunction fill = function(load_module(ptx), "fill");
+    remove(path);
     CUdeviceptr d = device_floats(NULL, 1024);
     float v = 1;
     int n = 1024, r = 0;
@@ -143,6 +146,38 @@ static int registers_limit_a_block(void)
     CHECK(launch1(fill, 1, 832, 0, NULL, (void *[]){&d, &v, &n}) == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     OK(CU.cuOccupancyMaxActiveBlocksPerMultiprocessor(&r, fill, 256, 0));
     CHECK(r == 3);                                   // 25 warps of 8
+    return 0;
+}
+
+// Without a log the estimate counts what lives at once: a kernel that holds 80 numbers does not run with 1024 threads, one that sums as it reads does.
+static char *many_numbers(bool hold)
+{
+    enum { N = 80, CAP = 1 << 16 };
+    char *t = malloc(CAP);
+    int n = snprintf(t, CAP, ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry many(.param .u64 x)\n{\n.reg .b64 %%d<2>;\n.reg .f32 %%f<%d>, %%s;\n"
+                     "ld.param.u64 %%d0, [x];\nmov.f32 %%s, 0f00000000;\n", N);
+    for (int i = 0; i < N; i++) {
+        n += snprintf(t + n, (size_t)(CAP - n), "ld.global.f32 %%f%d, [%%d0+%d];\n", i, 4 * i);
+        if (!hold) n += snprintf(t + n, (size_t)(CAP - n), "add.f32 %%s, %%s, %%f%d;\n", i);
+    }
+    for (int i = 0; i < N && hold; i++) n += snprintf(t + n, (size_t)(CAP - n), "add.f32 %%s, %%s, %%f%d;\n", i);
+    snprintf(t + n, (size_t)(CAP - n), "st.global.f32 [%%d0], %%s;\nret;\n}\n");
+    return t;
+}
+
+static int registers_are_estimated_by_what_lives_at_once(void)
+{
+    for (int hold = 0; hold <= 1; hold++) {
+        fresh();
+        char *text = many_numbers(hold);
+        CUfunction f = function(load_module(text), "many");
+        CUdeviceptr d = device_floats((float[80]){0}, 80);
+        OK(launch1(f, 1, 512, 0, NULL, (void *[]){&d}));
+        CHECK(launch1(f, 1, 1024, 0, NULL, (void *[]){&d}) == (hold ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES : CUDA_SUCCESS));
+        CHECK(FC.reports("launch") == hold);
+        OK(CU.cuCtxSynchronize());
+        free(text);
+    }
     return 0;
 }
 
@@ -259,6 +294,7 @@ int main(void)
     RUN(the_size_of_a_launch_has_limits);
     RUN(much_shared_memory_must_be_asked_for);
     RUN(registers_limit_a_block);
+    RUN(registers_are_estimated_by_what_lives_at_once);
     RUN(arguments_are_copied_at_the_launch);
     RUN(arguments_are_copied_at_the_capture);
     RUN(a_fault_shows_at_the_wait_and_stays);

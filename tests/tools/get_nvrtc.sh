@@ -3,6 +3,7 @@
 #
 # The installed toolkit's is taken if there is one. Else the release below is fetched from PyPI (90 MB, downloaded and unpacked, never
 # installed) into build/nvrtc-RELEASE, where it stays. The compiler opens its libnvrtc-builtins.so beside itself when it is first used.
+# NVRTC_DIRS: where a toolkit's may lie, instead of the usual places (empty: nowhere). NVRTC_CACHE: what takes the fetched ones, instead of build.
 # Exit status 1, and a word on the standard error, when there is neither: tests that want a compiler then skip.
 set -u
 
@@ -12,14 +13,14 @@ case ${1:-13} in
     *)  echo "get_nvrtc.sh: only the generations 12 and 13 are known, not $1" >&2; exit 2 ;;
 esac
 lib=libnvrtc.so.${1:-13}
-dir=build/nvrtc-$release
+dir=${NVRTC_CACHE:-build}/nvrtc-$release
+case $dir in /*) ;; *) dir=$PWD/$dir ;; esac
 
 say() { echo "nvrtc: $*" >&2; }
 
+usual="${CUDA_HOME:+$CUDA_HOME/lib64 $CUDA_HOME/lib} /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/lib/x86_64-linux-gnu /usr/lib64"
 installed() {
-    for d in ${CUDA_HOME:+"$CUDA_HOME/lib64" "$CUDA_HOME/lib"} /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/lib/x86_64-linux-gnu /usr/lib64; do
-        [ -e "$d/$lib" ] && { echo "$d/$lib"; return 0; }
-    done
+    for d in ${NVRTC_DIRS-$usual}; do [ -e "$d/$lib" ] && { echo "$d/$lib"; return 0; }; done
     return 1
 }
 
@@ -40,15 +41,25 @@ with zipfile.ZipFile(wheel) as z:
 PY
 }
 
+fetched() { [ -s "$dir/$lib" ] && echo "$dir/$lib"; }
+
+fetch() {
+    fetched && return 0                              # while this one waited for its turn
+    say "fetching $package $release (90 MB)"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --no-cache-dir --dest "$dir" "$package==$release" >&2 \
+        || { say "$package could not be fetched"; return 1; }
+    set -- "$dir"/*.whl
+    unpack "$1" || return 1
+    rm -f "$dir"/*.whl
+    fetched || { say "the package held no $lib"; return 1; }
+}
+
 installed && exit 0
-[ -s "$dir/$lib" ] && { echo "$PWD/$dir/$lib"; exit 0; }
+fetched && exit 0
 sh tests/tools/need.sh --try python3 python3-pip
 mkdir -p "$dir" || exit 1
-say "fetching $package $release (90 MB)"
-python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --no-cache-dir --dest "$dir" "$package==$release" >&2 \
-    || { say "$package could not be fetched"; exit 1; }
-set -- "$dir"/*.whl
-unpack "$1" || exit 1
-rm -f "$dir"/*.whl
-[ -s "$dir/$lib" ] || { say "the package held no $lib"; exit 1; }
-echo "$PWD/$dir/$lib"
+if command -v flock >/dev/null 2>&1; then            # tests run two at a time, and both may ask first
+    exec 9> "$dir/lock"
+    flock 9
+fi
+fetch
