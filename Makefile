@@ -37,6 +37,8 @@ HAS_MSAN = $(shell echo 'int main(void) { return 0; }' | clang -fsanitize=memory
 CARD    := $(patsubst tests/%.c,build/%,$(wildcard tests/fakecuda/test_*.c)) $(wildcard tests/fakecuda/test_*.sh tests/fakecuda/test_*.py)
 CARDSAN := $(patsubst tests/%.c,build/asan/%,$(filter-out tests/fakecuda/test_coverage.c,$(wildcard tests/fakecuda/test_*.c))) build/tsan/fakecuda/test_threads
 CARDLIB := $(patsubst tests/%.c,%.o,$(filter-out tests/fakecuda/test_% tests/fakecuda/bench_%,$(wildcard tests/fakecuda/*.c)))
+# The CUDA backend on that card. Both are needed to build and to run.
+CUDA    := $(patsubst tests/%.c,build/%,$(wildcard tests/cuda/test_*.c)) $(wildcard tests/cuda/test_*.sh tests/cuda/test_*.py)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
 EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
@@ -110,6 +112,14 @@ test-fakecuda:
 	@sh tests/run.sh test-fakecuda $(CARD)
 .PHONY: test-fakecuda
 
+## test-cuda: the CUDA backend on the emulated card: every kernel, whole models, and all that can go wrong on the way
+test-cuda: $(FIXTURES)
+	@sh tests/tools/need.sh gcc libc6-dev xz-utils
+	@sh tests/tools/need.sh --try python3 python3-pip
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(CUDA))
+	@sh tests/run.sh test-cuda $(CUDA)
+.PHONY: test-cuda
+
 ## sanitize: the tests that need no weights, and a few tokens of the 270M if it is here, under ASan and UBSan; threads under TSan, whole models under MSan
 sanitize:
 	@sh tests/tools/need.sh gcc libc6-dev xz-utils
@@ -182,6 +192,10 @@ build/ops/%: tests/ops/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/model/%: tests/model/%.c
+	@mkdir -p $(@D)
+	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+build/cuda/%: TESTFLAGS += -O1 -D_GNU_SOURCE
+build/cuda/%: tests/cuda/%.c | build/fakecuda/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/tools/%: tests/tools/%.c

@@ -247,6 +247,7 @@ typedef struct g3_model_desc {
     uint64_t     memory_limit;     // bytes the model and its sessions may take on the backend; 0: what is free
     const g3_session_desc *session; int sessions;   // what will be opened: must fit too, checked before any weight is read; NULL: one default session
     const char  *kernel_path;      // compile this file instead of the embedded kernels; a .ptx or .cubin is loaded as it is and needs no NVRTC
+    const char  *libraries;        // directories, parted by ':' (Windows: ';'), in which the CUDA driver and NVRTC are looked for before the usual places; NULL: none
     const char  *cache_dir;        // keep compiled kernels here; NULL: compile every time
     g3_files     files;
     g3_allocator allocator;
@@ -475,6 +476,9 @@ G3_API int          g3_sample(g3_session *s, const g3_sampler *p, g3_error *err)
 #ifndef GEMMA3_NO_THREADS
 #include <pthread.h>
 #endif
+#ifndef GEMMA3_NO_CUDA
+#include <dlfcn.h>
+#endif
 #if defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
@@ -667,6 +671,36 @@ static void g3__pages_give(void *user, void *ptr, size_t size)
     munmap(ptr, size);
 #endif
 }
+
+// ---- libraries, opened while the program runs
+
+#ifndef GEMMA3_NO_CUDA
+#if defined(_WIN32)
+#define G3__PATH_LIST ";"
+static void *g3__library_open(const char *path)                          // UTF-8
+{
+    wchar_t wide[1024];
+    return MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, 1024) ? (void *)LoadLibraryW(wide) : NULL;
+}
+static void g3__library_close(void *lib) { FreeLibrary((HMODULE)lib); }
+static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot: a pointer to a function
+{
+    FARPROC f = GetProcAddress((HMODULE)lib, name);
+    memcpy(slot, &f, sizeof f);
+    return f != NULL;
+}
+#else
+#define G3__PATH_LIST ":"
+static void *g3__library_open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+static void g3__library_close(void *lib) { dlclose(lib); }
+static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot: a pointer to a function
+{
+    void *f = dlsym(lib, name);
+    memcpy(slot, &f, sizeof f);
+    return f != NULL;
+}
+#endif
+#endif
 
 // ---- atomics: sequentially consistent, on int
 
@@ -1480,13 +1514,23 @@ static bool g3__tiles(g3__format f, int rows, int cols, uint32_t blocksize, uint
         && !(nested_blocksize & (nested_blocksize - 1)) && (uint64_t)rows * (uint64_t)cols / blocksize < INT_MAX;
 }
 
-// Whole tiles of rows of `row` bytes, as stored, become tiles of units of 1 or 4 bytes.
+#ifndef GEMMA3_NO_CUDA
+// On a card: units of 8 bytes, so that 32 bytes of each of 16 rows are what a warp loads at once; and only for what is multiplied that way.
+static bool g3__card_tiles(g3__format f, int rows, int cols, uint32_t blocksize, uint32_t nested_blocksize)
+{
+    if (f == G3__BF16) return rows % G3__TILE_ROWS == 0 && cols % 16 == 0;
+    return g3__is_4bit(f) && rows % G3__TILE_ROWS == 0 && cols % 64 == 0 && blocksize && blocksize % 64 == 0 && (uint32_t)cols % blocksize == 0 && !(nested_blocksize & (nested_blocksize - 1));
+}
+#endif
+
+// Whole tiles of rows of `row` bytes, as stored, become tiles of units of 1, 4 or 8 bytes.
 static void g3__tile_copy(char *G3__RESTRICT dst, const char *G3__RESTRICT src, size_t size, size_t row, size_t unit)
 {
     for (size_t at = 0; at < size; at += row * G3__TILE_ROWS, src += row * G3__TILE_ROWS)
         for (size_t i = 0; i < row; i += unit)
             for (size_t r = 0; r < G3__TILE_ROWS; r++, dst += unit)
-                if (unit == 4) memcpy(dst, src + r * row + i, 4);
+                if (unit == 8) memcpy(dst, src + r * row + i, 8);
+                else if (unit == 4) memcpy(dst, src + r * row + i, 4);
                 else *dst = src[r * row + i];
 }
 
@@ -10187,6 +10231,268 @@ static const g3__ops *g3__cpu_table(const g3__simd *v)
     return &g3__cpu_ops;
 }
 // ------------------------------------------------------------------------------------------------------------------
+// >>cuda
+// Owns the card: the driver and NVRTC, found when a model asks for them; kernels compiled for what is there; the weights'
+// way into its memory; and the table of operations as launches, which a step records, fuses and replays as one graph.
+
+#ifndef GEMMA3_NO_CUDA
+
+// ---- the driver, as far as it is used here. A test compares these prototypes with NVIDIA's own
+
+#if defined(_WIN32)
+#define G3__CUDA_CALL __stdcall
+#else
+#define G3__CUDA_CALL
+#endif
+
+typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are pointers to what is never looked into
+
+#define G3__DRIVER(X) \
+    X(cuInit,                        (unsigned flags)) \
+    X(cuDriverGetVersion,            (int *version)) \
+    X(cuGetErrorName,                (int error, const char **name)) \
+    X(cuGetErrorString,              (int error, const char **text)) \
+    X(cuDeviceGetCount,              (int *n)) \
+    X(cuDeviceGet,                   (int *device, int ordinal)) \
+    X(cuDeviceGetName,               (char *name, int size, int device)) \
+    X(cuDeviceGetAttribute,          (int *value, int attribute, int device)) \
+    X(cuDevicePrimaryCtxRetain,      (void **context, int device)) \
+    X(cuDevicePrimaryCtxRelease_v2,  (int device)) \
+    X(cuCtxGetCurrent,               (void **context)) \
+    X(cuCtxSetCurrent,               (void *context)) \
+    X(cuMemGetInfo_v2,               (size_t *free_bytes, size_t *all)) \
+    X(cuMemAlloc_v2,                 (g3__cu_ptr *p, size_t size)) \
+    X(cuMemFree_v2,                  (g3__cu_ptr p)) \
+    X(cuMemHostAlloc,                (void **p, size_t size, unsigned flags)) \
+    X(cuMemFreeHost,                 (void *p)) \
+    X(cuMemcpyHtoDAsync_v2,          (g3__cu_ptr dst, const void *src, size_t size, void *stream)) \
+    X(cuMemcpyDtoHAsync_v2,          (void *dst, g3__cu_ptr src, size_t size, void *stream)) \
+    X(cuMemcpyDtoDAsync_v2,          (g3__cu_ptr dst, g3__cu_ptr src, size_t size, void *stream)) \
+    X(cuMemsetD8Async,               (g3__cu_ptr dst, unsigned char value, size_t n, void *stream)) \
+    X(cuStreamCreateWithPriority,    (void **stream, unsigned flags, int priority)) \
+    X(cuStreamDestroy_v2,            (void *stream)) \
+    X(cuStreamSynchronize,           (void *stream)) \
+    X(cuStreamBeginCapture_v2,       (void *stream, int mode)) \
+    X(cuStreamEndCapture,            (void *stream, void **graph)) \
+    X(cuEventCreate,                 (void **event, unsigned flags)) \
+    X(cuEventRecord,                 (void *event, void *stream)) \
+    X(cuEventSynchronize,            (void *event)) \
+    X(cuEventDestroy_v2,             (void *event)) \
+    X(cuModuleLoadData,              (void **module, const void *image)) \
+    X(cuModuleUnload,                (void *module)) \
+    X(cuModuleGetFunction,           (void **kernel, void *module, const char *name)) \
+    X(cuFuncSetAttribute,            (void *kernel, int attribute, int value)) \
+    X(cuLaunchKernel,                (void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **args, void **extra)) \
+    X(cuGraphInstantiateWithFlags,   (void **exec, void *graph, unsigned long long flags)) \
+    X(cuGraphLaunch,                 (void *exec, void *stream)) \
+    X(cuGraphExecDestroy,            (void *exec)) \
+    X(cuGraphDestroy,                (void *graph))
+
+#define G3__NVRTC(X) \
+    X(nvrtcVersion,            (int *major, int *minor)) \
+    X(nvrtcCreateProgram,      (void **program, const char *source, const char *name, int n, const char *const *headers, const char *const *names)) \
+    X(nvrtcCompileProgram,     (void *program, int n, const char *const *options)) \
+    X(nvrtcGetProgramLogSize,  (void *program, size_t *size)) \
+    X(nvrtcGetProgramLog,      (void *program, char *text)) \
+    X(nvrtcGetCUBINSize,       (void *program, size_t *size)) \
+    X(nvrtcGetCUBIN,           (void *program, char *image)) \
+    X(nvrtcGetPTXSize,         (void *program, size_t *size)) \
+    X(nvrtcGetPTX,             (void *program, char *image)) \
+    X(nvrtcDestroyProgram,     (void **program))
+
+static const char *const *g3__kernel_lines(void);        // >>kernels
+
+enum { G3__CARD_KERNELS = 64, G3__CARD_MODULES = 16 };
+
+typedef struct g3__card {              // one card, as one model uses it
+#define G3__X(name, params) int (G3__CUDA_CALL *name) params;
+    struct { void *lib; G3__DRIVER(G3__X) } cu;
+    struct { void *lib; G3__NVRTC(G3__X) } rtc;
+#undef G3__X
+    const g3_model_desc *desc;
+    g3__heap *heap;                    // for what is needed only while opening and compiling
+    int ordinal, device, cc, sms, driver;        // cc: 89 for compute capability 8.9
+    int shared_most;                   // bytes of shared memory that a block may ask for
+    char name[64];
+    void *context, *stream;
+    int dead;                          // the driver's first error that nothing survives, 0: none
+    struct { void *module; char options[96]; } module[G3__CARD_MODULES];
+    int n_modules;
+    struct { void *kernel; int shared; char name[40]; } kernel[G3__CARD_KERNELS];
+    int n_kernels;
+} g3__card;
+
+static bool g3__card_ok(g3__card *c, int code, const char *call, g3_error *err)        // true: the call succeeded
+{
+    const char *name = NULL, *text = NULL;
+    if (!code) return true;
+    if (c->cu.cuGetErrorName) { c->cu.cuGetErrorName(code, &name); c->cu.cuGetErrorString(code, &text); }
+    return g3__fail(err, G3_ERR_DEVICE, "%s answered %d (%s: %s)", call, code, name ? name : "?", text ? text : "?") == G3_OK;
+}
+#define G3__CARD(c, err, call, args) g3__card_ok(c, (c)->cu.call args, #call, err)
+
+static void g3__card_close(g3__card *c);
+static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap, g3_error *err);
+
+// Compiles (or finds in the cache) the kernels under these options, "-DNAME=VALUE" parted by blanks; the same options again cost nothing.
+static bool g3__card_module(g3__card *c, const char *options, g3_error *err);
+
+// A kernel of the modules by its name; NULL: err is set. shared: dynamic bytes that any launch of it may ask for.
+static void *g3__card_kernel(g3__card *c, const char *name, int shared, g3_error *err)
+{
+    void *kernel = NULL;
+    for (int i = 0; i < c->n_kernels; i++)
+        if (!strcmp(c->kernel[i].name, name) && shared <= c->kernel[i].shared) return c->kernel[i].kernel;
+    for (int i = 0; i < c->n_modules && !kernel; i++)
+        if (c->cu.cuModuleGetFunction(&kernel, c->module[i].module, name)) kernel = NULL;
+    if (!kernel) { g3__fail(err, G3_ERR_DEVICE, "the kernels have no %s", name); return NULL; }
+    if (shared > 48 * 1024 && !G3__CARD(c, err, cuFuncSetAttribute, (kernel, 8, shared))) return NULL;       // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    if (c->n_kernels < G3__CARD_KERNELS) {
+        snprintf(c->kernel[c->n_kernels].name, sizeof c->kernel[0].name, "%s", name);
+        c->kernel[c->n_kernels].shared = G3__MAX(shared, 48 * 1024);
+        c->kernel[c->n_kernels++].kernel = kernel;
+    }
+    return kernel;
+}
+
+// One launch on the card's stream. args: pointers to the arguments.
+static bool g3__card_launch(g3__card *c, const char *name, unsigned gx, unsigned gy, unsigned threads, unsigned shared, void **args, g3_error *err)
+{
+    if (err->code || c->dead) return false;
+    void *kernel = g3__card_kernel(c, name, (int)shared, err);
+    return kernel && G3__CARD(c, err, cuLaunchKernel, (kernel, gx, gy, 1, threads, 1, 1, shared, c->stream, args, NULL));
+}
+
+// ---- opening
+
+static void *g3__card_library(const char *dirs, const char *file)      // from the directories of the list, else from where the system looks
+{
+    char path[1024];
+    for (const char *p = dirs, *end; p && *p; p = *end ? end + 1 : end) {
+        end = p + strcspn(p, G3__PATH_LIST);
+        if (end > p && snprintf(path, sizeof path, "%.*s/%s", (int)(end - p), p, file) < (int)sizeof path) {
+            void *lib = g3__library_open(path);
+            if (lib) return lib;
+        }
+    }
+    return g3__library_open(file);
+}
+
+static bool g3__card_driver(g3__card *c, g3_error *err)
+{
+    const char *missing = NULL;
+    c->cu.lib = g3__card_library(c->desc->libraries, "libcuda.so.1");
+    if (!c->cu.lib) return g3__fail(err, G3_ERR_DEVICE, "there is no CUDA driver here (libcuda.so.1)") == G3_OK;
+#define G3__X(name, params) if (!g3__library_symbol(c->cu.lib, #name, (void *)&c->cu.name)) missing = #name;
+    G3__DRIVER(G3__X)
+#undef G3__X
+    return !missing || g3__fail(err, G3_ERR_DEVICE, "the CUDA driver has no %s: it is too old", missing) == G3_OK;
+}
+
+static bool g3__card_nvrtc(g3__card *c, g3_error *err)
+{
+    const char *missing = NULL;
+    c->rtc.lib = g3__card_library(c->desc->libraries, "libnvrtc.so.13");
+    if (!c->rtc.lib) c->rtc.lib = g3__card_library(c->desc->libraries, "libnvrtc.so.12");
+    if (!c->rtc.lib) return g3__fail(err, G3_ERR_DEVICE, "there is no NVRTC here") == G3_OK;
+#define G3__X(name, params) if (!g3__library_symbol(c->rtc.lib, #name, (void *)&c->rtc.name)) missing = #name;
+    G3__NVRTC(G3__X)
+#undef G3__X
+    return !missing || g3__fail(err, G3_ERR_DEVICE, "NVRTC has no %s", missing) == G3_OK;
+}
+
+static bool g3__card_device(g3__card *c, g3_error *err)
+{
+    int major = 0, minor = 0;
+    if (!G3__CARD(c, err, cuInit, (0)) || !G3__CARD(c, err, cuDeviceGet, (&c->device, c->desc->device))
+        || !G3__CARD(c, err, cuDeviceGetName, (c->name, (int)sizeof c->name, c->device)) || !G3__CARD(c, err, cuDriverGetVersion, (&c->driver))
+        || !G3__CARD(c, err, cuDeviceGetAttribute, (&major, 75, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&minor, 76, c->device))
+        || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->sms, 16, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->shared_most, 97, c->device))) return false;
+    c->cc = 10 * major + minor;
+    return G3__CARD(c, err, cuDevicePrimaryCtxRetain, (&c->context, c->device)) && G3__CARD(c, err, cuCtxSetCurrent, (c->context))
+        && G3__CARD(c, err, cuStreamCreateWithPriority, (&c->stream, 1, 0));
+}
+
+static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap, g3_error *err)
+{
+    memset(c, 0, sizeof *c);
+    c->desc = desc;
+    c->heap = heap;
+    return g3__card_driver(c, err) && g3__card_device(c, err);
+}
+
+static void g3__card_close(g3__card *c)
+{
+    for (int i = 0; i < c->n_modules; i++) c->cu.cuModuleUnload(c->module[i].module);
+    if (c->stream) c->cu.cuStreamDestroy_v2(c->stream);
+    if (c->context) c->cu.cuDevicePrimaryCtxRelease_v2(c->device);
+    if (c->cu.lib) g3__library_close(c->cu.lib);
+    memset(c, 0, sizeof *c);                             // NVRTC stays: it does not like to be unloaded
+}
+
+// ---- compiling
+
+static char *g3__kernel_text(g3__heap *heap, uint64_t *size, g3_error *err)            // the embedded source, joined; the caller gives it back
+{
+    const char *const *line = g3__kernel_lines();
+    uint64_t n = 1;
+    for (int i = 0; line[i]; i++) n += strlen(line[i]);
+    char *text = (char *)g3__heap_take(heap, n, 1, err), *p = text;
+    for (int i = 0; text && line[i]; i++, p += strlen(p)) memcpy(p, line[i], strlen(line[i]) + 1);
+    *size = n;
+    return text;
+}
+
+static bool g3__card_compile(g3__card *c, const char *source, const char *options, g3_error *err)
+{
+    const char *list[16];
+    char arch[40], words[96];
+    void *program = NULL;
+    size_t size = 0;
+    int n = 0;
+    snprintf(arch, sizeof arch, "--gpu-architecture=compute_%d", c->cc);
+    snprintf(words, sizeof words, "%s", options);
+    list[n++] = arch;
+    list[n++] = "-lineinfo";
+    for (char *p = strtok(words, " "); p && n < 16; p = strtok(NULL, " ")) list[n++] = p;
+    c->rtc.nvrtcCreateProgram(&program, source, "gemma3_kernels.cuh", 0, NULL, NULL);
+    if (c->rtc.nvrtcCompileProgram(program, n, list)) {
+        char log[4096] = "";
+        c->rtc.nvrtcGetProgramLogSize(program, &size);
+        if (size <= sizeof log) c->rtc.nvrtcGetProgramLog(program, log);
+        return g3__fail(err, G3_ERR_DEVICE, "NVRTC: %.400s", log) == G3_OK;
+    }
+    c->rtc.nvrtcGetPTXSize(program, &size);
+    char *image = (char *)g3__heap_take(c->heap, size, 1, err);
+    if (!image) return false;
+    c->rtc.nvrtcGetPTX(program, image);
+    bool ok = G3__CARD(c, err, cuModuleLoadData, (&c->module[c->n_modules].module, image));
+    if (ok) snprintf(c->module[c->n_modules++].options, sizeof c->module[0].options, "%s", options);
+    g3__heap_free(c->heap, image, size, 1);
+    c->rtc.nvrtcDestroyProgram(&program);
+    return ok;
+}
+
+static bool g3__card_module(g3__card *c, const char *options, g3_error *err)
+{
+    uint64_t size;
+    for (int i = 0; i < c->n_modules; i++) if (!strcmp(c->module[i].options, options)) return true;
+    if (!c->rtc.lib && !g3__card_nvrtc(c, err)) return false;
+    char *source = g3__kernel_text(c->heap, &size, err);
+    bool ok = source && g3__card_compile(c, source, options, err);
+    if (source) g3__heap_free(c->heap, source, size, 1);
+    return ok;
+}
+
+// Kernels take the header's own structs as arguments; gemma3_kernels.cuh asserts the same sizes.
+typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 && sizeof(g3__norm) == 160 && sizeof(g3__attn) == 352 && sizeof(g3__kv) == 48 && sizeof(g3__row) == 12 ? 1 : -1];
+
+// ---- operations as launches: one function each, which chooses kernel, grid and arguments from the shapes alone
+// All pointers are the card's. Rows of one step belong to one sequence.
+
+#endif // GEMMA3_NO_CUDA
+
+// ------------------------------------------------------------------------------------------------------------------
 // >>public
 // Owns the entry points: checks arguments, replaces zeros by the defaults, calls the sections above. Nothing else here.
 
@@ -10736,7 +11042,7 @@ G3_API g3_result g3_image_resize(const g3_image *in, int width, int height, cons
 // to NVRTC when a card is opened. Generated: do not edit between the markers.
 
 #ifndef GEMMA3_NO_CUDA
-G3__UNUSED static const char *const g3__kernel_source[] = {
+static const char *const g3__kernel_source[] = {
 //>embed gemma3_kernels.cuh (generated: edit that file, then `make embed`)
 "// gemma3_kernels.cuh: the CUDA kernels of gemma3.h. The header carries a copy of this file, one string per line; after an edit run `make embed`.\n",
 "//\n",
@@ -10752,39 +11058,187 @@ G3__UNUSED static const char *const g3__kernel_source[] = {
 "//    kernel, whatever the launch: a kernel checks its own bounds where the grid does not fit them exactly.\n",
 "//  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,\n",
 "//    since a recorded graph replays the arguments of its first run.\n",
+"//  - What is compiled: all kernels below; or, where G3K_HEAD_DIM and G3K_KV (0 float, 1 bf16, 2 fp8, 3 int8) are defined, those of attention for\n",
+"//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k_format.\n",
 "//  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.\n",
 "\n",
-"typedef unsigned short g3k__bf16;                     // the upper half of a float\n",
+"// ---- the header's own structs, as kernel arguments: same members, same sizes\n",
 "\n",
-"static __device__ __forceinline__ float g3k__wide(g3k__bf16 h) { return __uint_as_float((unsigned)h << 16); }\n",
+"enum g3k_format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };\n",
 "\n",
-"// The sum over the block, in every thread; the same tree for every run. sum: one float per warp, in shared memory, free for use again on return.\n",
-"static __device__ float g3k__block_sum(float v, float *sum)\n",
+"#ifdef G3K_HEAD_DIM\n",
+"#define G3K_ATTENTION 1\n",
+"#define G3K_REST      0\n",
+"#else\n",
+"#define G3K_ATTENTION 0\n",
+"#define G3K_REST      1\n",
+"#endif\n",
+"#ifndef G3K_FORMATS\n",
+"#define G3K_FORMATS 0x7f\n",
+"#endif\n",
+"#define G3K_HAS(format) ((G3K_FORMATS >> (format) & 1) != 0)\n",
+"\n",
+"typedef unsigned char      g3k__u8;\n",
+"typedef unsigned short     g3k__u16;\n",
+"typedef unsigned           g3k__u32;\n",
+"typedef unsigned long long g3k__u64;\n",
+"\n",
+"struct g3k_bits {\n",
+"    int format;\n",
+"    const void *data, *absmax;\n",
+"    const float *nested_absmax, *nested_map;\n",
+"    float nested_offset;\n",
+"    unsigned blocksize, nested_blocksize;\n",
+"    const void *scale;\n",
+"    int scale_format;\n",
+"    bool tiled;\n",
+"};\n",
+"struct g3k_seg  { int rows; g3k_bits bits, bias; };\n",
+"struct g3k_mat  { int rows, cols, n_segs; g3k_seg seg[3]; bool transposed; };\n",
+"struct g3k_norm { bool layer; int dim; float eps; g3k_bits w, b; };\n",
+"struct g3k_attn { int heads, kv_heads, head_dim, window; float scale, theta, factor; int angles; g3k_norm q_norm, k_norm; };\n",
+"struct g3k_kv   { int format, rows, kv_heads, head_dim; void *k, *v; float *k_scale, *v_scale; };\n",
+"struct g3k_row  { int pos, span, seq; };\n",
+"static_assert(sizeof(g3k_bits) == 72 && sizeof(g3k_mat) == 480 && sizeof(g3k_norm) == 160 && sizeof(g3k_attn) == 352 && sizeof(g3k_kv) == 48 && sizeof(g3k_row) == 12, \"as in the header\");\n",
+"\n",
+"// ---- numbers\n",
+"\n",
+"static __device__ __forceinline__ float g3k__bf16(g3k__u16 h) { return __uint_as_float((g3k__u32)h << 16); }\n",
+"\n",
+"static __device__ __forceinline__ float g3k__f16(g3k__u16 h)\n",
 "{\n",
-"    unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;\n",
+"    float f;\n",
+"    asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(f) : \"h\"(h));\n",
+"    return f;\n",
+"}\n",
+"\n",
+"// e4m3: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities, 0x7f and 0xff are NaN. No instruction of sm_80 knows it.\n",
+"static __device__ __forceinline__ float g3k__e4m3(g3k__u8 b)\n",
+"{\n",
+"    const g3k__u32 sign = (g3k__u32)(b & 0x80) << 24, rest = b & 0x7f;\n",
+"    if (rest == 0x7f) return __uint_as_float(0x7fc00000u);\n",
+"    return __uint_as_float(sign | __float_as_uint(__uint_as_float(rest << 20) * 0x1p120f));      // the exponent's bias: 127 - 7\n",
+"}\n",
+"\n",
+"static __device__ __constant__ const float g3k__nf4[16] = {\n",
+"    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,\n",
+"    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f\n",
+"};\n",
+"static __device__ __constant__ const float g3k__fp4[16] = {\n",
+"    0.0f, 0.0625f / 12, 8.0f / 12, 12.0f / 12, 4.0f / 12, 6.0f / 12, 2.0f / 12, 3.0f / 12, 0.0f, -0.0625f / 12, -8.0f / 12, -12.0f / 12, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12\n",
+"};\n",
+"\n",
+"// scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset, the product rounded before the sum.\n",
+"// b: the block's number in the matrix; at: where its absmax lies, which is b unless the rows lie in tiles.\n",
+"static __device__ __forceinline__ float g3k__scale(const g3k_bits &w, size_t b, size_t at)\n",
+"{\n",
+"    if (!w.nested_absmax) return ((const float *)w.absmax)[at];\n",
+"    return __fadd_rn(__fmul_rn(w.nested_map[((const g3k__u8 *)w.absmax)[at]], w.nested_absmax[b / w.nested_blocksize]), w.nested_offset);\n",
+"}\n",
+"\n",
+"// Tiles: 16 rows of a matrix lie interleaved in units of 8 bytes, [rows / 16][row bytes / 8][16][8]; their scales [rows / 16][blocks of a row][16].\n",
+"// So 32 bytes of each of 16 rows are 512 bytes that a warp loads at once, 16 bytes a lane: lane 4 u + ... see g3k_linear.\n",
+"static __device__ __forceinline__ size_t g3k__tiled(size_t row, size_t byte, size_t row_bytes)\n",
+"{\n",
+"    return row / 16 * 16 * row_bytes + byte / 8 * 128 + row % 16 * 8 + byte % 8;\n",
+"}\n",
+"\n",
+"// Element (row, col) of a matrix of `cols` columns, in any format, tiled or as stored: exact, and slow. What is fast decodes for itself.\n",
+"static __device__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)\n",
+"{\n",
+"    const size_t i = row * cols + col;\n",
+"    const char *data = (const char *)w.data;\n",
+"    if (G3K_HAS(G3K_NF4) || G3K_HAS(G3K_FP4))\n",
+"        if (w.format == G3K_NF4 || w.format == G3K_FP4) {\n",
+"            const size_t b = i / w.blocksize, per_row = cols / w.blocksize;\n",
+"            const g3k__u8 byte = (g3k__u8)data[w.tiled ? g3k__tiled(row, col / 2, cols / 2) : i / 2];\n",
+"            const int code = i & 1 ? byte & 15 : byte >> 4;\n",
+"            return (w.format == G3K_NF4 ? g3k__nf4[code] : g3k__fp4[code]) * g3k__scale(w, b, w.tiled ? row / 16 * 16 * per_row + col / w.blocksize * 16 + row % 16 : b);\n",
+"        }\n",
+"    switch (w.format) {\n",
+"    case G3K_F32:  return ((const float *)data)[i];\n",
+"    case G3K_F16:  return g3k__f16(((const g3k__u16 *)data)[i]);\n",
+"    case G3K_BF16: return g3k__bf16(*(const g3k__u16 *)(data + (w.tiled ? g3k__tiled(row, 2 * col, 2 * cols) : 2 * i)));\n",
+"    }\n",
+"    if (G3K_HAS(G3K_E4M3) || G3K_HAS(G3K_E5M2)) {\n",
+"        const float f = w.format == G3K_E4M3 ? g3k__e4m3(((const g3k__u8 *)data)[i]) : g3k__f16((g3k__u16)(((const g3k__u8 *)data)[i] << 8));\n",
+"        if (!w.scale) return f;\n",
+"        return f * (w.scale_format == G3K_F32 ? *(const float *)w.scale : w.scale_format == G3K_BF16 ? g3k__bf16(*(const g3k__u16 *)w.scale) : g3k__f16(*(const g3k__u16 *)w.scale));\n",
+"    }\n",
+"    return 0.0f;\n",
+"}\n",
+"\n",
+"// ---- sums over a warp and a block: the same tree for every run\n",
+"\n",
+"static __device__ __forceinline__ float g3k__warp_sum(float v)\n",
+"{\n",
 "    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n",
-"    if (lane == 0) sum[threadIdx.x >> 5] = v;\n",
+"    return v;\n",
+"}\n",
+"\n",
+"// In every thread; room: one float per warp, in shared memory, free for use again on return.\n",
+"static __device__ float g3k__block_sum(float v, float *room)\n",
+"{\n",
+"    const unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;\n",
+"    v = g3k__warp_sum(v);\n",
+"    if (lane == 0) room[threadIdx.x >> 5] = v;\n",
 "    __syncthreads();\n",
-"    v = lane < warps ? sum[lane] : 0.0f;\n",
-"    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n",
+"    v = g3k__warp_sum(lane < warps ? room[lane] : 0.0f);\n",
 "    __syncthreads();\n",
 "    return v;\n",
 "}\n",
 "\n",
-"// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])\n",
-"//   x, y  float [n][d], may be the same array      w  bf16 [d]\n",
-"//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory\n",
-"extern \"C\" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const g3k__bf16 *w, int d, float eps)\n",
+"// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then seen.\n",
+"static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)\n",
 "{\n",
-"    __shared__ float sum[32];\n",
-"    size_t row = (size_t)blockIdx.x * (size_t)d;\n",
-"    float square = 0.0f;\n",
-"    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) square += x[row + i] * x[row + i];\n",
-"    float scale = 1.0f / sqrtf(g3k__block_sum(square, sum) / (float)d + eps);\n",
-"    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__wide(w[i]));\n",
+"    __shared__ bool last;\n",
+"    __threadfence();\n",
+"    __syncthreads();\n",
+"    if (threadIdx.x == 0) {\n",
+"        last = atomicAdd(ticket, 1u) == blocks - 1;\n",
+"        if (last) *ticket = 0;\n",
+"    }\n",
+"    __syncthreads();\n",
+"    if (last) __threadfence();\n",
+"    return last;\n",
 "}\n",
+"\n",
+"// ==================================================================================================================\n",
+"// Matrix products\n",
+"// ==================================================================================================================\n",
+"\n",
+"#if G3K_REST\n",
+"#endif\n",
+"\n",
+"// ==================================================================================================================\n",
+"// Norms, embedding, sums, gelu, pooling\n",
+"// ==================================================================================================================\n",
+"\n",
+"#if G3K_REST\n",
+"\n",
+"// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])\n",
+"//   x, y  float [n][dim], may be the same array\n",
+"//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory\n",
+"extern \"C\" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, g3k_norm norm)\n",
+"{\n",
+"    __shared__ float room[32];\n",
+"    const size_t row = (size_t)blockIdx.x * (size_t)norm.dim;\n",
+"    float square = 0.0f;\n",
+"    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += x[row + i] * x[row + i];\n",
+"    const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);\n",
+"    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));\n",
+"}\n",
+"#endif\n",
+"\n",
+"// ==================================================================================================================\n",
+"// Attention\n",
+"// ==================================================================================================================\n",
+"\n",
+"#if G3K_ATTENTION\n",
+"#endif\n",
 //<embed
 NULL };
+static const char *const *g3__kernel_lines(void) { return g3__kernel_source; }
 #endif
 
 #endif // G3__IMPLEMENTED

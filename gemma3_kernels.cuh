@@ -12,34 +12,181 @@
 //    kernel, whatever the launch: a kernel checks its own bounds where the grid does not fit them exactly.
 //  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,
 //    since a recorded graph replays the arguments of its first run.
+//  - What is compiled: all kernels below; or, where G3K_HEAD_DIM and G3K_KV (0 float, 1 bf16, 2 fp8, 3 int8) are defined, those of attention for
+//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k_format.
 //  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.
 
-typedef unsigned short g3k__bf16;                     // the upper half of a float
+// ---- the header's own structs, as kernel arguments: same members, same sizes
 
-static __device__ __forceinline__ float g3k__wide(g3k__bf16 h) { return __uint_as_float((unsigned)h << 16); }
+enum g3k_format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };
 
-// The sum over the block, in every thread; the same tree for every run. sum: one float per warp, in shared memory, free for use again on return.
-static __device__ float g3k__block_sum(float v, float *sum)
+#ifdef G3K_HEAD_DIM
+#define G3K_ATTENTION 1
+#define G3K_REST      0
+#else
+#define G3K_ATTENTION 0
+#define G3K_REST      1
+#endif
+#ifndef G3K_FORMATS
+#define G3K_FORMATS 0x7f
+#endif
+#define G3K_HAS(format) ((G3K_FORMATS >> (format) & 1) != 0)
+
+typedef unsigned char      g3k__u8;
+typedef unsigned short     g3k__u16;
+typedef unsigned           g3k__u32;
+typedef unsigned long long g3k__u64;
+
+struct g3k_bits {
+    int format;
+    const void *data, *absmax;
+    const float *nested_absmax, *nested_map;
+    float nested_offset;
+    unsigned blocksize, nested_blocksize;
+    const void *scale;
+    int scale_format;
+    bool tiled;
+};
+struct g3k_seg  { int rows; g3k_bits bits, bias; };
+struct g3k_mat  { int rows, cols, n_segs; g3k_seg seg[3]; bool transposed; };
+struct g3k_norm { bool layer; int dim; float eps; g3k_bits w, b; };
+struct g3k_attn { int heads, kv_heads, head_dim, window; float scale, theta, factor; int angles; g3k_norm q_norm, k_norm; };
+struct g3k_kv   { int format, rows, kv_heads, head_dim; void *k, *v; float *k_scale, *v_scale; };
+struct g3k_row  { int pos, span, seq; };
+static_assert(sizeof(g3k_bits) == 72 && sizeof(g3k_mat) == 480 && sizeof(g3k_norm) == 160 && sizeof(g3k_attn) == 352 && sizeof(g3k_kv) == 48 && sizeof(g3k_row) == 12, "as in the header");
+
+// ---- numbers
+
+static __device__ __forceinline__ float g3k__bf16(g3k__u16 h) { return __uint_as_float((g3k__u32)h << 16); }
+
+static __device__ __forceinline__ float g3k__f16(g3k__u16 h)
 {
-    unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+// e4m3: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinities, 0x7f and 0xff are NaN. No instruction of sm_80 knows it.
+static __device__ __forceinline__ float g3k__e4m3(g3k__u8 b)
+{
+    const g3k__u32 sign = (g3k__u32)(b & 0x80) << 24, rest = b & 0x7f;
+    if (rest == 0x7f) return __uint_as_float(0x7fc00000u);
+    return __uint_as_float(sign | __float_as_uint(__uint_as_float(rest << 20) * 0x1p120f));      // the exponent's bias: 127 - 7
+}
+
+static __device__ __constant__ const float g3k__nf4[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f
+};
+static __device__ __constant__ const float g3k__fp4[16] = {
+    0.0f, 0.0625f / 12, 8.0f / 12, 12.0f / 12, 4.0f / 12, 6.0f / 12, 2.0f / 12, 3.0f / 12, 0.0f, -0.0625f / 12, -8.0f / 12, -12.0f / 12, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12
+};
+
+// scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset, the product rounded before the sum.
+// b: the block's number in the matrix; at: where its absmax lies, which is b unless the rows lie in tiles.
+static __device__ __forceinline__ float g3k__scale(const g3k_bits &w, size_t b, size_t at)
+{
+    if (!w.nested_absmax) return ((const float *)w.absmax)[at];
+    return __fadd_rn(__fmul_rn(w.nested_map[((const g3k__u8 *)w.absmax)[at]], w.nested_absmax[b / w.nested_blocksize]), w.nested_offset);
+}
+
+// Tiles: 16 rows of a matrix lie interleaved in units of 8 bytes, [rows / 16][row bytes / 8][16][8]; their scales [rows / 16][blocks of a row][16].
+// So 32 bytes of each of 16 rows are 512 bytes that a warp loads at once, 16 bytes a lane: lane 4 u + ... see g3k_linear.
+static __device__ __forceinline__ size_t g3k__tiled(size_t row, size_t byte, size_t row_bytes)
+{
+    return row / 16 * 16 * row_bytes + byte / 8 * 128 + row % 16 * 8 + byte % 8;
+}
+
+// Element (row, col) of a matrix of `cols` columns, in any format, tiled or as stored: exact, and slow. What is fast decodes for itself.
+static __device__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)
+{
+    const size_t i = row * cols + col;
+    const char *data = (const char *)w.data;
+    if (G3K_HAS(G3K_NF4) || G3K_HAS(G3K_FP4))
+        if (w.format == G3K_NF4 || w.format == G3K_FP4) {
+            const size_t b = i / w.blocksize, per_row = cols / w.blocksize;
+            const g3k__u8 byte = (g3k__u8)data[w.tiled ? g3k__tiled(row, col / 2, cols / 2) : i / 2];
+            const int code = i & 1 ? byte & 15 : byte >> 4;
+            return (w.format == G3K_NF4 ? g3k__nf4[code] : g3k__fp4[code]) * g3k__scale(w, b, w.tiled ? row / 16 * 16 * per_row + col / w.blocksize * 16 + row % 16 : b);
+        }
+    switch (w.format) {
+    case G3K_F32:  return ((const float *)data)[i];
+    case G3K_F16:  return g3k__f16(((const g3k__u16 *)data)[i]);
+    case G3K_BF16: return g3k__bf16(*(const g3k__u16 *)(data + (w.tiled ? g3k__tiled(row, 2 * col, 2 * cols) : 2 * i)));
+    }
+    if (G3K_HAS(G3K_E4M3) || G3K_HAS(G3K_E5M2)) {
+        const float f = w.format == G3K_E4M3 ? g3k__e4m3(((const g3k__u8 *)data)[i]) : g3k__f16((g3k__u16)(((const g3k__u8 *)data)[i] << 8));
+        if (!w.scale) return f;
+        return f * (w.scale_format == G3K_F32 ? *(const float *)w.scale : w.scale_format == G3K_BF16 ? g3k__bf16(*(const g3k__u16 *)w.scale) : g3k__f16(*(const g3k__u16 *)w.scale));
+    }
+    return 0.0f;
+}
+
+// ---- sums over a warp and a block: the same tree for every run
+
+static __device__ __forceinline__ float g3k__warp_sum(float v)
+{
     for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);
-    if (lane == 0) sum[threadIdx.x >> 5] = v;
+    return v;
+}
+
+// In every thread; room: one float per warp, in shared memory, free for use again on return.
+static __device__ float g3k__block_sum(float v, float *room)
+{
+    const unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    v = g3k__warp_sum(v);
+    if (lane == 0) room[threadIdx.x >> 5] = v;
     __syncthreads();
-    v = lane < warps ? sum[lane] : 0.0f;
-    for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);
+    v = g3k__warp_sum(lane < warps ? room[lane] : 0.0f);
     __syncthreads();
     return v;
 }
 
-// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])
-//   x, y  float [n][d], may be the same array      w  bf16 [d]
-//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory
-extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const g3k__bf16 *w, int d, float eps)
+// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then seen.
+static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)
 {
-    __shared__ float sum[32];
-    size_t row = (size_t)blockIdx.x * (size_t)d;
-    float square = 0.0f;
-    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) square += x[row + i] * x[row + i];
-    float scale = 1.0f / sqrtf(g3k__block_sum(square, sum) / (float)d + eps);
-    for (int i = (int)threadIdx.x; i < d; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__wide(w[i]));
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1u) == blocks - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
 }
+
+// ==================================================================================================================
+// Matrix products
+// ==================================================================================================================
+
+#if G3K_REST
+#endif
+
+// ==================================================================================================================
+// Norms, embedding, sums, gelu, pooling
+// ==================================================================================================================
+
+#if G3K_REST
+
+// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])
+//   x, y  float [n][dim], may be the same array
+//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory
+extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, g3k_norm norm)
+{
+    __shared__ float room[32];
+    const size_t row = (size_t)blockIdx.x * (size_t)norm.dim;
+    float square = 0.0f;
+    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += x[row + i] * x[row + i];
+    const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);
+    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));
+}
+#endif
+
+// ==================================================================================================================
+// Attention
+// ==================================================================================================================
+
+#if G3K_ATTENTION
+#endif

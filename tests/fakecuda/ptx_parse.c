@@ -222,8 +222,8 @@ static uint32_t source(parser *s, const char *name, int kind)
     range_reg *r = find_reg(s, name, &i);
     if (!r) {
         fc_symbol *y = find_symbol(s, name);
-        if (!y || y->space == FC_PARAM) refuse(s, "%s is not declared", name);
-        return literal_slot(s, kind, y->at);
+        if (!y) refuse(s, "%s is not declared", name);
+        return literal_slot(s, kind, y->at);             // of a parameter: its place among the parameters, for ld.param
     }
     if ((r->kind == 'p') != (kind == 'p')) refuse(s, "%s does not fit where it stands", name);
     if (r->kind == 'd' && kind != 'd') {
