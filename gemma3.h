@@ -3316,6 +3316,7 @@ typedef struct g3__config {
     g3__vision_config vision;
     int stop[16], n_stop;                                // eos_token_id
     int screen;                                          // rows of the head's int8 copy; 0: none
+    bool card;                                           // it runs on a card: arenas are there, what only the host needs is laid apart
 } g3__config;
 
 // Where the settings are read from: inside text_config first, then at the top level.
@@ -4781,6 +4782,7 @@ typedef struct g3__shape {             // all that the size of a tower's scratch
     int context;                       // positions that a single row may see; 0: a single row is never cut into parts
     int width;                         // bodies that may run at once: g3__pool_width
     int screen;                        // rows of a screened head
+    bool card;                         // the buffers are a card's
 } g3__shape;
 
 typedef struct g3__acts {              // all float32
@@ -4838,8 +4840,8 @@ static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS
     G3__ITEM("activations", act,   n, s->gated ? 1 : 0, ffn);
     G3__ITEM("activations", angle, kinds, n, head);
     G3__ITEM("activations", freq,  kinds, head / 2, 1);
-    G3__ITEM("activations", gain,  2, G3__MAX(dim, head), 1);
-    G3__ITEM("attention",   work,  (uint64_t)s->width, g3__work_each(s), 1);
+    G3__ITEM("activations", gain,  s->card ? 0 : 2, G3__MAX(dim, head), 1);
+    G3__ITEM("attention",   work,  s->card ? 0 : (uint64_t)s->width, g3__work_each(s), 1);
     G3__ITEM("attention",   parts, g3__parts(s), q, head + 2);
     G3__ITEM("logits",      sieve, 3, (uint64_t)s->screen / G3__TILE_ROWS, 1);
 #undef G3__ITEM
@@ -4848,6 +4850,8 @@ static void g3__acts_sizes(const g3__shape *s, g3__acts_item item[G3__ACTS_ITEMS
 // ---- a run: what the operations of one session work on. Nothing in it is allocated; the session owns all it points to
 
 typedef struct g3__simd g3__simd;      // the hot loops of one instruction set, see >>simd
+typedef struct g3__card g3__card;      // a card, and
+typedef struct g3__tape g3__tape;      // what of a session's step is recorded for it, see >>cuda
 
 typedef struct g3__run {
     const g3__ops *op;
@@ -4855,6 +4859,8 @@ typedef struct g3__run {
     g3_error *err;                     // sticky: after the first failure every operation returns at once
     g3__pool *pool;
     const g3_allocator *memory;        // for alloc and release
+    g3__card *card;                    // NULL: the CPU
+    g3__tape *tape;
     const g3__tower *tower;            // the tower being run, and its layer (-1: outside the layers): what an observer names an operation by
     int layer;
     g3__kv **kv;                       // [layers][sequences]
@@ -4886,6 +4892,7 @@ struct g3__ops {
     void  (*release) (g3__run *r, void *buf, size_t size);
     void  (*upload)  (g3__run *r, void *dst, const void *src, size_t size);
     void  (*download)(g3__run *r, void *dst, const void *src, size_t size);
+    void  (*move)    (g3__run *r, void *dst, const void *src, size_t size);            // from buffer to buffer
     void  (*begin)   (g3__run *r, int n);                                              // r->tower and r->rows are set: angles are computed here
     void  (*end)     (g3__run *r);
     void  (*embed)   (g3__run *r, float *y, const g3__mat *E, const int *ids, int n, float scale);           // y = scale * E[ids]; ids NULL: 0, 1, 2, …; an id < 0 leaves its row as it is
@@ -5536,6 +5543,9 @@ enum { G3__WEIGHTS, G3__KV_CACHE, G3__SCRATCH, G3__VISION, G3__HOST, G3__KINDS }
 typedef struct g3__layout {
     char *base;                                          // NULL: only counting
     uint64_t at;                                         // bytes so far, UINT64_MAX once they no longer fit
+    bool card;                                           // base is on a card; what only the host touches lies in
+    char *host;                                          // pinned memory of its own
+    uint64_t host_at;
     uint64_t sum[G3__KINDS];
     g3_plan_item item[48];
     int n;
@@ -5561,6 +5571,15 @@ static void *g3__lay(g3__layout *l, int kind, const char *name, uint64_t bytes)
     return l->base ? l->base + from : NULL;
 }
 
+// The same for what only the host touches: in the arena too, unless that is on a card.
+static void *g3__lay_host(g3__layout *l, int kind, const char *name, uint64_t bytes)
+{
+    if (!l->card) return g3__lay(l, kind, name, bytes);
+    uint64_t from = l->host_at, gap = bytes % G3__ALIGN ? G3__ALIGN - bytes % G3__ALIGN : 0;
+    if (!g3__add(l->host_at, bytes, &l->host_at) || !g3__add(l->host_at, gap, &l->host_at)) l->host_at = UINT64_MAX;
+    return l->host ? l->host + from : NULL;
+}
+
 // ---- what a model is
 
 struct g3_model {
@@ -5577,6 +5596,7 @@ struct g3_model {
     char *arena;
     uint64_t arena_bytes;
     g3__pool pool;
+    g3__card *card;                                      // NULL: it runs on the CPU
     const g3__ops *op;
     const g3__simd *simd;                                // the loops behind op; NULL: plain C, and rows lie as stored
     g3__tower text;
@@ -5585,6 +5605,8 @@ struct g3_model {
     g3__screen screen;
     g3__norm final;
     g3_plan plan;
+    g3__mutex turn;                                      // of the sessions on the card: its stream serves one at a time
+    bool has_turn;
     g3__mutex lock;                                      // guards heap and users
     bool has_lock;
     int users;                                           // the caller and every open session
@@ -5632,6 +5654,7 @@ typedef struct g3__sight {                               // what a session needs
     g3__kv kv, *kv_at;                                   // keys and values of one layer, float32: no layer needs those of another; where they are
     g3__row *rows;                                       // [patches]
     float *patches;                                      // [patches][3 patch^2]
+    float *pixels;                                       // the same where the host writes them: on a card not there
     void *room; uint64_t room_size;                      // for resizing, before the tower runs
     g3__vit vit;                                         // the model's, with the observer's table in each layer
     int asked, looked, pos;                              // pictures of the running call; of these looked at; position of the one being looked at
@@ -5645,6 +5668,8 @@ struct g3_session {
     g3__run run;
     g3__kv *kv, **kv_of;                                 // [layers], [layers]: one sequence
     uint64_t lasting;                                    // the arena's first bytes, which outlive a step; the rest is scratch
+    char *host;                                          // on a card: what only the host touches, in pinned memory
+    uint64_t host_bytes, host_lasting;
     int *ids, *fresh;                                    // [context] tokens held; [context] a conversation just rendered
     int *step_ids;                                       // [batch] what the step embeds: -1 where a picture's rows lie already
     g3__picture *pictures, *fresh_pictures;              // [context / tokens] of those held, and of the one just rendered
@@ -5653,6 +5678,7 @@ struct g3_session {
     int held, done, high;                                // tokens held; of these through the model (a sampled token waits for the next step); positions ever written
     int last, kept;                                      // rows of the last step; of these, the ones whose logits can be asked for
     float *logits;                                       // [logits_rows][vocab]
+    float *raw;                                          // the same where the model writes them: on a card not there
     bool logits_done;
     void *sample_work;
     g3__answer *answer;
@@ -5660,6 +5686,8 @@ struct g3_session {
     bool speaking, told;                                 // the model's turn is open; the log says that this model was not trained to chat
     g3__layer *layers;                                   // [layers] the model's, with the observer's table in each; NULL without a probe
     float *seen;                                         // [heads][context] one row's attention, for the probe
+    float *shown, *shown_key;                            // on a card: what the probe is shown, fetched; [head_dim] one key;
+    char *shown_k;                                       // the keys of one layer and their scales
     g3__tower text;                                      // the model's tower, over those layers
     g3_error err;                                        // the running call's, for the operations
     int cancel, running;                                 // set from other threads
@@ -5755,6 +5783,7 @@ static g3__shape g3__text_shape(const g3__config *c, const g3_session_desc *d, i
     s.context = d->context;
     s.screen = c->screen;
     s.width = width;
+    s.card = c->card;
     return s;
 }
 
@@ -5780,6 +5809,7 @@ static g3__shape g3__sight_shape(const g3__config *c, int width)
     s.heads = s.kv_heads = v->heads;
     s.head_dim = v->dim / v->heads;
     s.width = width;
+    s.card = c->card;
     return s;
 }
 
@@ -5805,14 +5835,19 @@ static void g3__lay_sight(g3__layout *l, const g3__config *c, int width, g3__sig
     const uint64_t n = (uint64_t)o->shape.batch, first = l->at;
     o->room = o->a.x = g3__lay_floats(l, n, dim, 1);
     o->a.h = o->a.out = g3__lay_floats(l, n, dim, 1);
-    g3__lay_pad(l, first, g3__image_room(v->image));
+    if (!l->card) g3__lay_pad(l, first, g3__image_room(v->image));
     o->room_size = l->at - first;
     const uint64_t second = l->at;
-    o->patches = o->a.gu = o->a.qkv = g3__lay_floats(l, n, dim, 3);
+    o->pixels = o->patches = o->a.gu = o->a.qkv = g3__lay_floats(l, n, dim, 3);
     o->a.att = g3__lay_floats(l, n, dim, 1);
     g3__lay_pad(l, second, n * G3__MAX(ffn, pixels) * sizeof(float));
     g3__lay_acts(l, &o->shape, &o->a, G3__ACTS_COMMON, G3__ACTS_ITEMS);
-    o->rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: pictures", n * sizeof(g3__row));
+    if (l->card) {
+        o->room_size = g3__image_room(v->image);
+        o->room = g3__lay_host(l, G3__SCRATCH, NULL, o->room_size);
+        o->pixels = (float *)g3__lay_host(l, G3__SCRATCH, NULL, n * pixels * sizeof(float));
+    }
+    o->rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, "scratch: pictures", n * sizeof(g3__row));
     o->kv.format = G3_KV_F32;
     o->kv.rows = o->shape.batch;
     o->kv.kv_heads = o->shape.kv_heads;
@@ -5824,13 +5859,36 @@ static void g3__lay_sight(g3__layout *l, const g3__config *c, int width, g3__sig
 // What a step needs only while it runs: the text's activations, and in the same place the tower's. x stays, for the logits.
 static void g3__lay_step(g3__layout *l, const g3__config *c, const g3_session_desc *d, int width, g3_session *o)
 {
-    g3__layout pictures = G3__ZERO;
-    pictures.base = l->base;
-    pictures.at = o->lasting = l->at;
+    g3__layout pictures = *l;
+    o->lasting = l->at;
+    o->host_lasting = l->host_at;
     g3__lay_acts(l, &o->run.shape, &o->run.a, 1, G3__ACTS_ITEMS);
     if (d->no_images) return;
     g3__lay_sight(&pictures, c, width, &o->sight);
+    l->host_at = pictures.host_at;
     if (pictures.at > l->at) g3__lay(l, G3__SCRATCH, "scratch: pictures", pictures.at - l->at);
+}
+
+static int g3__step_rows(const g3__config *c, const g3_session_desc *d)          // of the largest step, of text or of a picture
+{
+    return d->no_images ? d->batch : G3__MAX(d->batch, g3__sight_shape(c, 1).batch);
+}
+
+#ifndef GEMMA3_NO_CUDA
+static void g3__lay_tape(g3__layout *l, const g3__config *c, const g3_session_desc *d, g3_session *o);
+#else
+static void g3__lay_tape(g3__layout *l, const g3__config *c, const g3_session_desc *d, g3_session *o) { (void)l; (void)c; (void)d; (void)o; }
+#endif
+
+// What the probe is shown of a card's memory: rows of x, or of q and one layer's keys.
+static void g3__lay_shown(g3__layout *l, const g3__config *c, const g3_session_desc *d, g3_session *o)
+{
+    const uint64_t q = (uint64_t)(c->heads + 2 * c->kv_heads) * (uint64_t)c->head_dim, keys = (uint64_t)d->context * (uint64_t)c->kv_heads;
+    uint64_t floats = (uint64_t)d->probe.rows * G3__MAX((uint64_t)c->dim, q);
+    if (d->probe.points & G3_POINT_VISION) floats = G3__MAX(floats, G3__MAX((uint64_t)g3__step_rows(c, d) * (uint64_t)c->vision.dim, (uint64_t)c->vision.tokens * (uint64_t)c->dim));
+    o->shown = (float *)g3__lay_host(l, G3__SCRATCH, NULL, floats * sizeof(float));
+    o->shown_key = (float *)g3__lay_host(l, G3__SCRATCH, NULL, (uint64_t)c->head_dim * sizeof(float));
+    if (d->probe.points & G3_POINT_ATTENTION) o->shown_k = (char *)g3__lay_host(l, G3__SCRATCH, NULL, keys * ((uint64_t)c->head_dim + 1) * sizeof(float));
 }
 
 static uint64_t g3__most_pictures(const g3__config *c, const g3_session_desc *d) { return d->no_images ? 0 : (uint64_t)(d->context / c->vision.tokens); }
@@ -5838,26 +5896,30 @@ static uint64_t g3__most_pictures(const g3__config *c, const g3_session_desc *d)
 static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session_desc *d, int width, g3_session *s)   // s NULL: only counting
 {
     g3_session none = G3__ZERO, *o = s ? s : &none;
-    uint64_t layers = (uint64_t)c->layers, vocab = (uint64_t)c->vocab, pictures = g3__most_pictures(c, d) * sizeof(g3__picture);
+    uint64_t layers = (uint64_t)c->layers, vocab = (uint64_t)c->vocab, pictures = g3__most_pictures(c, d) * sizeof(g3__picture), logits = (uint64_t)d->logits_rows * vocab * sizeof(float);
+    l->card = c->card;
     o->run.shape = g3__text_shape(c, d, width);
-    o->kv = (g3__kv *)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv));
-    o->kv_of = (g3__kv **)g3__lay(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv *));
-    o->run.rows = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof(g3__row));
-    o->ids = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
-    o->fresh = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
-    o->step_ids = (int *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->batch * sizeof(int));
-    o->pictures = (g3__picture *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", pictures);
-    o->fresh_pictures = (g3__picture *)g3__lay(l, G3__SCRATCH, "scratch: tokens held", pictures);
+    o->kv = (g3__kv *)g3__lay_host(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv));
+    o->kv_of = (g3__kv **)g3__lay_host(l, G3__SCRATCH, "scratch: tables", layers * sizeof(g3__kv *));
+    o->run.rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof(g3__row));
+    o->ids = (int *)g3__lay_host(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
+    o->fresh = (int *)g3__lay_host(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->context * sizeof(int));
+    o->step_ids = (int *)g3__lay_host(l, G3__SCRATCH, "scratch: tokens held", (uint64_t)d->batch * sizeof(int));
+    o->pictures = (g3__picture *)g3__lay_host(l, G3__SCRATCH, "scratch: tokens held", pictures);
+    o->fresh_pictures = (g3__picture *)g3__lay_host(l, G3__SCRATCH, "scratch: tokens held", pictures);
     g3__lay_kv(l, c, d, s ? s->kv : NULL);
     g3__lay_acts(l, &o->run.shape, &o->run.a, 0, 1);
-    o->logits = (float *)g3__lay(l, G3__SCRATCH, "scratch: logits", (uint64_t)d->logits_rows * vocab * sizeof(float));
-    o->sample_work = g3__lay(l, G3__SCRATCH, "scratch: sampler", g3__sample_work(c->vocab));
-    o->answer = (g3__answer *)g3__lay(l, G3__SCRATCH, "scratch: answer", sizeof(g3__answer));
-    if (d->probe.probe_fn) o->layers = (g3__layer *)g3__lay(l, G3__SCRATCH, "scratch: probe", layers * sizeof(g3__layer));
-    if (d->probe.probe_fn && !d->no_images) o->sight.vit.tower.layer = (g3__layer *)g3__lay(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->vision.layers * sizeof(g3__layer));
+    o->raw = o->logits = (float *)g3__lay(l, G3__SCRATCH, "scratch: logits", logits);
+    if (c->card) o->logits = (float *)g3__lay_host(l, G3__SCRATCH, NULL, logits);
+    o->sample_work = g3__lay_host(l, G3__SCRATCH, "scratch: sampler", g3__sample_work(c->vocab));
+    o->answer = (g3__answer *)g3__lay_host(l, G3__SCRATCH, "scratch: answer", sizeof(g3__answer));
+    if (d->probe.probe_fn) o->layers = (g3__layer *)g3__lay_host(l, G3__SCRATCH, "scratch: probe", layers * sizeof(g3__layer));
+    if (d->probe.probe_fn && !d->no_images) o->sight.vit.tower.layer = (g3__layer *)g3__lay_host(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->vision.layers * sizeof(g3__layer));
     if (d->probe.probe_fn && d->probe.points & G3_POINT_ATTENTION)
-        o->seen = (float *)g3__lay(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->heads * (uint64_t)d->context * sizeof(float));
+        o->seen = (float *)g3__lay_host(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->heads * (uint64_t)d->context * sizeof(float));
+    if (c->card && d->probe.probe_fn) g3__lay_shown(l, c, d, o);
     g3__lay_step(l, c, d, width, o);
+    if (c->card) g3__lay_tape(l, c, d, o);
 }
 
 // ---- what is asked for, with zeros replaced
@@ -5883,7 +5945,8 @@ static bool g3__session_resolve(const g3__config *c, bool vision, const g3_sessi
     return true;
 }
 
-static uint64_t g3__session_bytes(const g3__config *c, const g3_session_desc *d, int context, int width)
+// Bytes of a session's arena; *host: what it takes of pinned host memory beside a card's.
+static uint64_t g3__session_bytes(const g3__config *c, const g3_session_desc *d, int context, int width, uint64_t *host)
 {
     g3__layout l = G3__ZERO;
     g3_session_desc at = *d;
@@ -5891,6 +5954,7 @@ static uint64_t g3__session_bytes(const g3__config *c, const g3_session_desc *d,
     at.batch = G3__MIN(at.batch, context);
     at.logits_rows = G3__MIN(at.logits_rows, at.batch);
     g3__lay_session(&l, c, &at, width, NULL);
+    if (host) *host = l.host_at;
     return l.at;
 }
 
@@ -5901,7 +5965,7 @@ static int g3__largest_context(const g3__config *c, const g3_session_desc *d, in
     while (low < high) {
         int mid = low + (high - low + 1) / 2;
         uint64_t bytes;
-        if (g3__mul(g3__session_bytes(c, d, mid, width), (uint64_t)sessions, &bytes) && bytes <= room) low = mid;
+        if (g3__mul(g3__session_bytes(c, d, mid, width, NULL), (uint64_t)sessions, &bytes) && bytes <= room) low = mid;
         else high = mid - 1;
     }
     return low;
@@ -5930,7 +5994,7 @@ static bool g3__fits_with(const g3__asked *a, g3_kv kv, int context, uint64_t mo
     g3_session_desc d = a->d;
     uint64_t bytes;
     d.kv = kv;
-    return room >= model && g3__mul(g3__session_bytes(a->c, &d, context, a->width), (uint64_t)a->sessions, &bytes) && bytes <= room - model;
+    return room >= model && g3__mul(g3__session_bytes(a->c, &d, context, a->width, NULL), (uint64_t)a->sessions, &bytes) && bytes <= room - model;
 }
 
 static bool g3__fits_without(const g3__asked *a, uint64_t model, uint64_t room)     // pictures
@@ -5985,12 +6049,12 @@ static void g3__plan_host(g3__layout *l, const g3__asked *a)                    
 static void g3__plan_make(g3_plan *p, g3__asked *a)
 {
     g3__layout l = G3__ZERO;
-    uint64_t model = g3__model_bytes(a->c, a->w), host, need;
+    uint64_t model = g3__model_bytes(a->c, a->w), host, need, pinned;
     memset(p, 0, sizeof *p);
     host = G3__MAX(a->host[0], g3__plan_later(a));
-    p->backend = G3_BACKEND_CPU;
+    p->backend = a->c->card ? G3_BACKEND_CUDA : G3_BACKEND_CPU;
     p->available = a->limit ? a->limit : a->free;
-    uint64_t beside = a->limit ? 0 : host;                                       // a limit is for the arenas; the system's free memory is for all
+    uint64_t beside = a->limit || a->c->card ? 0 : host;                         // a limit, and a card's free memory, are for the arenas; the system's is for all
     uint64_t room = p->available > beside ? p->available - beside : 0;
     p->max_context = room > model ? g3__largest_context(a->c, &a->d, a->sessions, a->width, room - model) : 0;
     if (a->d.context < 0) {
@@ -5998,6 +6062,9 @@ static void g3__plan_make(g3_plan *p, g3__asked *a)
         a->d.batch = G3__MIN(a->d.batch, a->d.context);
         a->d.logits_rows = G3__MIN(a->d.logits_rows, a->d.batch);
     }
+    g3__session_bytes(a->c, &a->d, a->d.context, a->width, &pinned);
+    a->host[3] += pinned;
+    host = G3__MAX(a->host[0], g3__plan_later(a));
     g3__lay_model(&l, a->c, a->w, NULL);
     for (int i = 0; i < a->sessions; i++) g3__lay_session(&l, a->c, &a->d, a->width, NULL);
     g3__plan_host(&l, a);
@@ -6011,7 +6078,7 @@ static void g3__plan_make(g3_plan *p, g3__asked *a)
     memcpy(p->items, l.item, sizeof p->items);
     if (!g3__add(p->total, beside, &need)) need = UINT64_MAX;
     p->fits = p->available && need <= p->available;
-    if (!p->available) snprintf(p->advice, sizeof p->advice, "the system does not say how much memory is free; give memory_limit");
+    if (!p->available) snprintf(p->advice, sizeof p->advice, "%s how much memory is free; give memory_limit", a->c->card ? "there is no card that says" : "the system does not say");
     else if (!p->fits) g3__plan_advice(p, a, need);
 }
 
@@ -6182,7 +6249,12 @@ static bool g3__tensor_weight(const g3_model *m, const g3__tensor *t, g3__weight
 
 enum { G3__CHUNK = 1 << 20 };                            // bytes read at once; more where a tile is larger
 
-typedef struct g3__target { char *dst; uint64_t row; int unit; } g3__target;     // where a tensor's bytes go, NULL: nowhere; unit: its rows (bytes) are laid in tiles, 0: as stored
+typedef struct g3__target {            // where a tensor's bytes go, NULL: nowhere; unit: its rows (bytes) are laid in tiles, 0: as stored
+    char *dst;
+    uint64_t row;
+    int unit;
+    bool scales;                       // float32 that must be finite
+} g3__target;
 typedef struct g3__chunk { const g3__file *file; uint64_t offset; const g3__target *to; char *dst; uint64_t size; } g3__chunk;
 
 typedef struct g3__loading {
@@ -6192,21 +6264,28 @@ typedef struct g3__loading {
     uint64_t room_size;
     g3__chunk *chunk;
     int n, next, end;                  // next: the first chunk nobody reads yet; end: where this round stops
-    int failed;                        // number of the chunk that could not be read, + 1
+    int failed, infinite;              // number of the chunk that could not be read, and of one whose scales are not finite, + 1
+    char *slot;                        // on a card: pinned memory for the chunks of this round, `slot_size` bytes each, and
+    uint64_t slot_size;
+    int from;                          // the first of them
 } g3__loading;
 
-static void g3__load_to(g3__loading *l, const g3__tensor *t, char *dst, uint64_t row, int unit)
+static void g3__load_to(g3__loading *l, const g3__tensor *t, char *dst, uint64_t row, int unit, bool scales)
 {
     if (!t) return;
     g3__target *to = &l->to[t - l->m->shards.tensor];
     to->dst = dst;
     to->row = row;
     to->unit = unit;
+    to->scales = scales;
 }
 
 static bool g3__weight_tiled(const g3_model *m, const g3__weight *w)     // never a vector, nor what is read column by column
 {
     const bool columns = m->weights.vision && w == g3__proj_weight(&m->weights, G3__PROJ);
+#ifndef GEMMA3_NO_CUDA
+    if (m->config.card) return w->data && !columns && g3__card_tiles(w->format, w->rows, w->cols, w->blocksize, w->nested_blocksize);
+#endif
     return m->simd && w->data && !columns && g3__tiles(w->format, w->rows, w->cols, w->blocksize, w->nested_blocksize);
 }
 
@@ -6235,11 +6314,14 @@ static int g3__load_chunks(g3__loading *l)               // tensors in file orde
     return n;
 }
 
-static bool g3__load_chunk(const g3__chunk *c, char *room)
+static bool g3__load_chunk(g3__loading *l, int i, char *room)            // reads chunk i, and lays it out
 {
+    const g3__chunk *c = &l->chunk[i];
     const g3__target *to = c->to;
-    if (!g3__file_read(c->file, c->offset, to->unit ? room : c->dst, c->size, NULL)) return false;
-    if (to->unit) g3__tile_copy(c->dst, room, (size_t)c->size, (size_t)to->row, (size_t)to->unit);
+    char *dst = l->slot ? l->slot + (uint64_t)(i - l->from) * l->slot_size : c->dst, *raw = to->unit ? room : dst;
+    if (!g3__file_read(c->file, c->offset, raw, c->size, NULL)) return false;
+    if (to->scales && !g3__all_finite(raw, c->size / sizeof(float))) g3__atomic_set(&l->infinite, i + 1);
+    if (to->unit) g3__tile_copy(dst, raw, (size_t)c->size, (size_t)to->row, (size_t)to->unit);
     return true;
 }
 
@@ -6247,35 +6329,53 @@ static void g3__load_body(void *ctx, int i)              // one reader: takes ch
 {
     g3__loading *l = (g3__loading *)ctx;
     for (int c; (c = g3__atomic_add(&l->next, 1)) < l->end; )
-        if (!g3__load_chunk(&l->chunk[c], l->room + (size_t)i * (size_t)l->room_size)) g3__atomic_set(&l->failed, c + 1);
+        if (!g3__load_chunk(l, c, l->room + (size_t)i * (size_t)l->room_size)) g3__atomic_set(&l->failed, c + 1);
 }
 
-static bool g3__load_failed(const g3__chunk *c, g3_error *err)
+static bool g3__load_failed(const g3__loading *l, g3_error *err)
 {
+    const g3__chunk *c = &l->chunk[(l->failed ? l->failed : l->infinite) - 1];
+    if (!l->failed) return g3__st_bad(c->file, l->m->shards.tensor[c->to - l->to].name, "a scale is a NaN or an infinity", err);
     return g3__fail(err, G3_ERR_IO, "%s: %llu bytes at offset %llu cannot be read", c->file->name, (unsigned long long)c->size, (unsigned long long)c->offset) == G3_OK;
+}
+
+static bool g3__load_round(g3__loading *l, g3__pool *pool, int readers, int from, int end, g3_error *err)
+{
+    l->from = from;
+    l->end = end;
+    g3__atomic_set(&l->next, from);
+    g3__pool_for(pool, readers, g3__load_body, l);
+    return !(l->failed || l->infinite) || g3__load_failed(l, err);
+}
+
+static bool g3__load_report(const g3__loading *l, uint64_t *done, g3_error *err)      // of the round that is over
+{
+    const g3_progress *p = &l->m->desc.progress;
+    for (int c = l->from; c < l->end; c++) *done += l->chunk[c].size;
+    return !p->progress_fn || !p->progress_fn(p->user, "weights", *done, l->m->weight_bytes)
+        || g3__fail(err, G3_ERR_STOPPED, "loading was stopped by progress_fn after %llu of %llu bytes", (unsigned long long)*done, (unsigned long long)l->m->weight_bytes) == G3_OK;
 }
 
 // Rounds of about 60 ms, so that progress and cancelling come from the caller's thread without slowing the readers.
 static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_error *err)
 {
-    g3_model *m = l->m;
-    uint64_t done = 0, total = m->weight_bytes;
+    uint64_t done = 0;
     int round = 2 * readers;
     for (int from = 0; from < l->n; from = l->end) {
         double start = g3__clock();
-        l->end = G3__MIN(l->n, from + round);
-        g3__atomic_set(&l->next, from);
-        g3__pool_for(pool, readers, g3__load_body, l);
-        if (l->failed) return g3__load_failed(&l->chunk[l->failed - 1], err);
-        for (int c = from; c < l->end; c++) done += l->chunk[c].size;
-        if (m->desc.progress.progress_fn && m->desc.progress.progress_fn(m->desc.progress.user, "weights", done, total))
-            return g3__fail(err, G3_ERR_STOPPED, "loading was stopped by progress_fn after %llu of %llu bytes", (unsigned long long)done, (unsigned long long)total) == G3_OK;
+        if (!g3__load_round(l, pool, readers, from, G3__MIN(l->n, from + round), err) || !g3__load_report(l, &done, err)) return false;
         double took = g3__clock() - start;
         if (took < 0.04 && round < 1 << 20) round *= 2;
         else if (took > 0.1) round = G3__MAX(round / 2, readers);
     }
     return true;
 }
+
+#ifndef GEMMA3_NO_CUDA
+static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_error *err);
+#else
+static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_error *err) { (void)l; (void)pool; (void)readers; (void)err; return false; }
+#endif
 
 static void g3__load_targets(g3__loading *l, const g3__place *place)
 {
@@ -6284,10 +6384,10 @@ static void g3__load_targets(g3__loading *l, const g3__place *place)
         const bool tiled = g3__weight_tiled(l->m, w);
         const uint64_t row = w->data ? (uint64_t)w->cols * g3__format_bits(w->format) / 8 : 0, blocks = w->blocksize ? (uint64_t)w->cols / w->blocksize : 0;
         const int unit = w->nested_blocksize ? 1 : 4;                            // of absmax
-        g3__load_to(l, w->data, place[i].data, row, tiled ? 4 : 0);
-        g3__load_to(l, w->absmax, place[i].absmax, blocks * (uint64_t)unit, tiled ? unit : 0);
-        g3__load_to(l, w->nested_absmax, place[i].nested_absmax, 0, 0);
-        g3__load_to(l, w->nested_map, place[i].nested_map, 0, 0);
+        g3__load_to(l, w->data, place[i].data, row, !tiled ? 0 : l->m->config.card ? 8 : 4, false);
+        g3__load_to(l, w->absmax, place[i].absmax, blocks * (uint64_t)unit, tiled ? unit : 0, unit == 4);
+        g3__load_to(l, w->nested_absmax, place[i].nested_absmax, 0, 0, true);
+        g3__load_to(l, w->nested_map, place[i].nested_map, 0, 0, true);
     }
 }
 
@@ -6326,7 +6426,7 @@ static bool g3__load_weights(g3_model *m, const g3__place *place, g3_error *err)
     bool ok = l.chunk && (l.room || !room);
     if (ok) {
         g3__load_chunks(&l);
-        ok = g3__load_rounds(&l, &pool, readers, err);
+        ok = m->card ? g3__load_to_card(&l, &pool, readers, err) : g3__load_rounds(&l, &pool, readers, err);
     }
     g3__pool_free(&pool);
     if (l.room) g3__heap_free(&m->heap, l.room, room, 1);
@@ -6343,24 +6443,8 @@ static uint64_t g3__load_staging(const g3_model *m)      // host bytes while loa
         if (!g3__weight_tiled(m, w)) continue;
         largest = G3__MAX(largest, G3__MIN(w->data->bytes, G3__MAX((uint64_t)G3__CHUNK, w->data->bytes / (uint64_t)w->rows * G3__TILE_ROWS)));
     }
+    if (m->config.card) largest += 4 * G3__MAX(largest, (uint64_t)G3__CHUNK);    // its readers' slots, see g3__load_to_card
     return m->shards.n * sizeof(g3__target) + chunks * sizeof(g3__chunk) + ((uint64_t)m->weights.n + 1) * sizeof(g3__place) + largest * (uint64_t)G3__MAX(m->shards.src.files.width, 1);
-}
-
-static bool g3__load_finite(const g3_model *m, const g3__tensor *t, const char *at, g3_error *err)
-{
-    return !t || g3__all_finite(at, t->count) || g3__st_bad(&m->shards.file[t->file], t->name, "a scale is a NaN or an infinity", err);
-}
-
-// Now that the tables of scales are here, a NaN or an infinity in them is an error.
-static bool g3__load_check(const g3_model *m, const g3__place *place, g3_error *err)
-{
-    for (int i = 0; i < m->weights.n; i++) {
-        const g3__weight *w = &m->weights.w[i];
-        const g3__tensor *plain = w->nested_blocksize ? NULL : w->absmax;
-        if (!g3__load_finite(m, plain, place[i].absmax, err) || !g3__load_finite(m, w->nested_absmax, place[i].nested_absmax, err)
-            || !g3__load_finite(m, w->nested_map, place[i].nested_map, err)) return false;
-    }
-    return true;
 }
 
 // ---- from places to the layers of the forward pass
@@ -6506,10 +6590,29 @@ static bool g3__load_vision(g3_model *m, const g3__place *place, g3_error *err)
     return true;
 }
 
-static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`, from the user's allocator or as pages
+#ifndef GEMMA3_NO_CUDA
+static void *g3__card_take(g3__card *c, uint64_t bytes, g3_error *err);         // on the card, and
+static void *g3__card_pinned(g3__card *c, uint64_t bytes, g3_error *err);        // where it reads the host's memory by itself
+static void g3__card_give(g3__card *c, void *arena);
+static void g3__card_pinned_give(g3__card *c, void *pinned);
+static uint64_t g3__card_free_bytes(g3__card *c);                                      // bytes, 0: unknown
+static bool g3__tape_start(g3_session *s, g3_error *err);                        // what a session on a card has beside its arenas
+static void g3__tape_stop(g3_session *s);
+#else
+static void *g3__card_take(g3__card *c, uint64_t bytes, g3_error *err)  { (void)c; (void)bytes; (void)err; return NULL; }
+static void *g3__card_pinned(g3__card *c, uint64_t bytes, g3_error *err) { (void)c; (void)bytes; (void)err; return NULL; }
+static void g3__card_give(g3__card *c, void *arena)   { (void)c; (void)arena; }
+static void g3__card_pinned_give(g3__card *c, void *pinned) { (void)c; (void)pinned; }
+static uint64_t g3__card_free_bytes(g3__card *c) { (void)c; return 0; }
+static bool g3__tape_start(g3_session *s, g3_error *err) { (void)s; (void)err; return false; }
+static void g3__tape_stop(g3_session *s) { (void)s; }
+#endif
+
+static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *err)     // exactly `bytes`: of the card, from the user's allocator or as pages
 {
     bool own = m->heap.a.alloc_fn == g3__default_alloc;
     *arena = NULL;
+    if (m->card) return (*arena = (char *)g3__card_take(m->card, bytes, err)) != NULL;
     if (bytes <= SIZE_MAX) *arena = (char *)(own ? g3__pages_take(NULL, (size_t)bytes, G3__ALIGN) : m->heap.a.alloc_fn(m->heap.a.user, (size_t)bytes, G3__ALIGN));
     return *arena || g3__fail(err, G3_ERR_MEMORY, "%s: %s gives no %llu bytes for an arena; a smaller context, kv int8 or no_vision takes less", m->name,
                                 own ? "the system" : "the allocator", (unsigned long long)bytes) == G3_OK;
@@ -6518,7 +6621,8 @@ static bool g3__arena_take(g3_model *m, uint64_t bytes, char **arena, g3_error *
 static void g3__arena_give(g3_model *m, char *arena, uint64_t bytes)
 {
     if (!arena) return;
-    if (m->heap.a.alloc_fn == g3__default_alloc) g3__pages_give(NULL, arena, (size_t)bytes);
+    if (m->card) g3__card_give(m->card, arena);
+    else if (m->heap.a.alloc_fn == g3__default_alloc) g3__pages_give(NULL, arena, (size_t)bytes);
     else m->heap.a.free_fn(m->heap.a.user, arena, (size_t)bytes);
 }
 
@@ -6534,7 +6638,7 @@ static bool g3__load_all(g3_model *m, g3_error *err)
     if (ok) {
         l.base = m->arena;
         g3__lay_model(&l, &m->config, &m->weights, place);
-        ok = g3__load_weights(m, place, err) && g3__load_check(m, place, err);
+        ok = g3__load_weights(m, place, err);
     }
     if (ok) g3__load_tower(m, place);
     if (ok && m->weights.vision) ok = g3__load_vision(m, place, err);
@@ -6900,6 +7004,7 @@ static int64_t g3__render(const g3__tok *t, const g3_allocator *a, const g3__cha
 static const g3__ops *g3__probe_table(void);
 static void g3__probe_carve(g3_session *s);
 static void g3__probe_show(g3_session *s, g3_view *v);
+static float *g3__probe_fetch(g3_session *s, float *x, size_t floats);
 static void g3__sight_tick(g3__run *r);
 
 static void g3__sight_carve(g3_session *s)
@@ -6914,6 +7019,7 @@ static void g3__session_carve(g3_session *s)             // pointers into the ar
 {
     g3__layout l = G3__ZERO;
     l.base = s->arena;
+    l.host = s->host;
     g3__lay_session(&l, &s->m->config, &s->desc, g3__pool_width(&s->m->pool), s);
     for (int i = 0; i < s->m->config.layers; i++) s->kv_of[i] = &s->kv[i];
     s->run.kv = s->kv_of;
@@ -6923,6 +7029,7 @@ static void g3__session_carve(g3_session *s)             // pointers into the ar
     s->run.simd = s->m->simd;
     s->run.pool = &s->m->pool;
     s->run.memory = &s->m->heap.a;
+    s->run.card = s->m->card;
     s->run.err = &s->err;
     s->text = s->m->text;
     if (s->layers) g3__probe_carve(s);
@@ -6938,8 +7045,9 @@ static uint64_t g3__clock_seed(const void *salt)
 
 static uint64_t g3__session_room(g3_model *m)            // bytes a further session may take; UINT64_MAX: nobody knows
 {
-    uint64_t limit = m->desc.memory_limit, used = m->arena_bytes + m->session_bytes, room = g3__memory_free();
+    uint64_t limit = m->desc.memory_limit, used = m->arena_bytes + m->session_bytes, room;
     if (limit) return limit > used ? limit - used : 0;
+    room = m->card ? g3__card_free_bytes(m->card) : g3__memory_free();
     return room ? room : UINT64_MAX;
 }
 
@@ -6955,10 +7063,19 @@ static bool g3__session_size(g3_session *s, const g3_session_desc *desc, g3_erro
         s->desc.batch = G3__MIN(s->desc.batch, s->desc.context);
         s->desc.logits_rows = G3__MIN(s->desc.logits_rows, s->desc.batch);
     }
-    s->arena_bytes = g3__session_bytes(&m->config, &s->desc, s->desc.context, width);
+    s->arena_bytes = g3__session_bytes(&m->config, &s->desc, s->desc.context, width, &s->host_bytes);
     if (s->arena_bytes <= room) return true;
-    return g3__fail(err, G3_ERR_MEMORY, "a session of context %d takes %llu bytes, %llu are left: a context of %d would fit", s->desc.context,
+    return g3__fail(err, m->card ? G3_ERR_VRAM : G3_ERR_MEMORY, "a session of context %d takes %llu bytes, %llu are left: a context of %d would fit", s->desc.context,
                     (unsigned long long)s->arena_bytes, (unsigned long long)room, largest) == G3_OK;
+}
+
+static void g3__session_give(g3_session *s)              // its memory, and itself
+{
+    g3_model *m = s->m;
+    if (s->host) g3__tape_stop(s);
+    if (s->host) g3__card_pinned_give(m->card, s->host);
+    g3__arena_give(m, s->arena, s->arena_bytes);
+    g3__heap_free(&m->heap, s, 1, sizeof *s);
 }
 
 static g3_session *g3__session_make(g3_model *m, const g3_session_desc *desc, g3_error *err)      // under the model's lock
@@ -6966,15 +7083,18 @@ static g3_session *g3__session_make(g3_model *m, const g3_session_desc *desc, g3
     g3_session *s = (g3_session *)g3__heap_alloc(&m->heap, 1, sizeof *s, err);
     if (!s) return NULL;
     s->m = m;
-    if (!g3__session_size(s, desc, err) || !g3__arena_take(m, s->arena_bytes, &s->arena, err)) {
-        g3__heap_free(&m->heap, s, 1, sizeof *s);
-        return NULL;
+    bool ok = g3__session_size(s, desc, err) && g3__arena_take(m, s->arena_bytes, &s->arena, err)
+           && (!m->card || (s->host = (char *)g3__card_pinned(m->card, s->host_bytes, err)) != NULL);
+    if (ok) {
+        if (s->host) memset(s->host, 0, (size_t)s->host_bytes);
+        g3__session_carve(s);
+        memset(s->answer, 0, sizeof *s->answer);
+        s->seed = g3__clock_seed(s);
+        ok = !m->card || g3__tape_start(s, err);
     }
+    if (!ok) { g3__session_give(s); return NULL; }
     m->users++;
     m->session_bytes += s->arena_bytes;
-    s->seed = g3__clock_seed(s);
-    g3__session_carve(s);
-    memset(s->answer, 0, sizeof *s->answer);
     return s;
 }
 
@@ -7028,8 +7148,9 @@ static void g3__sight_show(g3_session *s, const char *name, int layer, int pos, 
     v.rows = rows;
     v.heads = 1;
     v.cols = cols;
-    v.data = x;
+    if (!(s->desc.probe.points & G3_POINT_VISION) || !(v.data = g3__probe_fetch(s, x, (size_t)rows * (size_t)cols))) return;
     g3__probe_show(s, &v);
+    if (v.data != x) s->m->op->upload(&s->run, x, v.data, (size_t)rows * (size_t)cols * sizeof(float));
 }
 
 // Between the layers of the tower: was the call cancelled, is progress_fn or probe_fn against going on?
@@ -7052,7 +7173,8 @@ static void g3__look(g3_session *s, const g3__picture *p, float *y)
     const g3__vision_config *c = &s->m->config.vision;
     const g3__run text = s->run;
     double start = g3__clock();
-    if (s->err.code || !g3__image_patches(p->image, &p->crop, c->image, c->patch, o->patches, o->room, o->room_size, &s->err)) return;
+    if (s->err.code || !g3__image_patches(p->image, &p->crop, c->image, c->patch, o->pixels, o->room, o->room_size, &s->err)) return;
+    if (o->patches != o->pixels) s->run.op->upload(&s->run, o->patches, o->pixels, (size_t)o->shape.batch * 3 * (size_t)(c->patch * c->patch) * sizeof(float));
     for (int t = 0; t < o->shape.batch; t++) {
         o->rows[t].pos = t;
         o->rows[t].span = o->shape.batch - 1;
@@ -7258,7 +7380,10 @@ static float *g3__logits_row(g3_session *s, int back)              // NULL: s->e
 {
     if (!g3__logits_ready(s)) return NULL;
     if (back < 0 || back >= s->kept) { g3__fail(&s->err, G3_ERR_ARGUMENT, "back: %d, but the last step kept %d rows (logits_rows %d)", back, s->kept, s->desc.logits_rows); return NULL; }
-    if (!s->logits_done) g3__logits(&s->run, &s->m->head, &s->m->final, s->last - s->kept, s->kept, s->logits);
+    if (!s->logits_done) {
+        g3__logits(&s->run, &s->m->head, &s->m->final, s->last - s->kept, s->kept, s->raw);
+        if (s->raw != s->logits) s->run.op->download(&s->run, s->logits, s->raw, (size_t)s->kept * (size_t)s->m->config.vocab * sizeof(float));
+    }
     if (s->err.code) return NULL;
     s->logits_done = true;
     return s->logits + (size_t)(s->kept - 1 - back) * (size_t)s->m->config.vocab;
@@ -7307,7 +7432,7 @@ static int g3__draw_token(g3_session *s, const g3_sampler *p, float *logprob)   
     return id;
 }
 
-static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first);
+static int g3__cpu_attention_row(float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, float *room, int *first);
 
 // ---- the probe: the table of operations, wrapped (desc.probe). Each wrapper runs the operation, then shows what it made
 
@@ -7319,6 +7444,14 @@ static void g3__probe_show(g3_session *s, g3_view *v)
     if (s->err.code || !p->probe_fn || !(p->points & (unsigned)v->point)) return;
     if (v->point != G3_POINT_VISION) v->layer = s->run.layer;
     if (p->probe_fn(p->user, v)) g3__fail(&s->err, G3_ERR_STOPPED, "stopped by probe_fn at %s of layer %d", v->name, v->layer);
+}
+
+// What the probe is shown: where it lies, or fetched from a card. NULL: that failed.
+static float *g3__probe_fetch(g3_session *s, float *x, size_t floats)
+{
+    if (!s->m->card) return x;
+    s->m->op->download(&s->run, s->shown, x, floats * sizeof(float));
+    return s->err.code ? NULL : s->shown;
 }
 
 static bool g3__probe_sight(const g3_session *s) { return s->run.tower == &s->sight.vit.tower; }         // is it the vision tower that runs?
@@ -7333,8 +7466,10 @@ static void g3__probe_rows(g3_session *s, g3_point point, const char *name, floa
     v.cols = cols;
     v.heads = 1;
     v.pos = s->run.rows[n - v.rows].pos;
-    v.data = x + (size_t)(n - v.rows) * (size_t)cols;
+    x += (size_t)(n - v.rows) * (size_t)cols;
+    if (!(s->desc.probe.points & (unsigned)point) || !(v.data = g3__probe_fetch(s, x, (size_t)v.rows * (size_t)cols))) return;
     g3__probe_show(s, &v);
+    if (v.data != x && point != G3_POINT_BRANCH) s->m->op->upload(&s->run, x, v.data, (size_t)v.rows * (size_t)cols * sizeof(float));
 }
 
 enum { G3__OP_EMBED, G3__OP_LINEAR, G3__OP_QKV, G3__OP_WO, G3__OP_UP, G3__OP_DOWN, G3__OP_NORM, G3__OP_ROPE, G3__OP_ATTEND, G3__OP_ADD, G3__OP_GELU, G3__OP_POOL, G3__OPS };
@@ -7405,17 +7540,30 @@ static void g3__probe_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv
     g3__probe_op(s, G3__OP_ROPE, n, start, 4 * numbers, 6 * numbers);
 }
 
+static void g3__probe_keys(g3_session *s, g3__kv *kv)    // a card's keys are fetched; kv then points at them
+{
+    const size_t rows = (size_t)kv->rows * (size_t)kv->kv_heads, keys = rows * (size_t)kv->head_dim * (size_t)g3__kv_size(kv->format);
+    if (!s->m->card) return;
+    s->m->op->download(&s->run, s->shown_k, kv->k, keys);
+    if (kv->k_scale) s->m->op->download(&s->run, s->shown_k + g3__round_up(keys, 4), kv->k_scale, rows * sizeof(float));
+    kv->k = s->shown_k;
+    kv->k_scale = (float *)(void *)(s->shown_k + g3__round_up(keys, 4));
+}
+
 static void g3__probe_attention(g3_session *s, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)   // row by row
 {
-    int stride = (a->heads + 2 * a->kv_heads) * a->head_dim;
-    for (int t = n - G3__MIN(n, s->desc.probe.rows); t < n && !s->err.code; t++) {
+    int stride = (a->heads + 2 * a->kv_heads) * a->head_dim, first = n - G3__MIN(n, s->desc.probe.rows);
+    g3__kv here = kv[rows[0].seq];
+    const float *q = g3__probe_fetch(s, (float *)(uintptr_t)qkv + (size_t)first * (size_t)stride, (size_t)(n - first) * (size_t)stride);
+    if (q) g3__probe_keys(s, &here);
+    for (int t = first; t < n && !s->err.code; t++) {
         g3_view v = G3__ZERO;
         v.point = G3_POINT_ATTENTION;
         v.name = "attention";
         v.rows = 1;
         v.heads = a->heads;
         v.pos = rows[t].pos;
-        v.cols = g3__cpu_attention_row(&s->run, s->seen, qkv + (size_t)t * (size_t)stride, a, kv, &rows[t], &v.key);
+        v.cols = g3__cpu_attention_row(s->seen, q + (size_t)(t - first) * (size_t)stride, a, s->m->card ? &here : kv, &rows[t], s->m->card ? s->shown_key : s->run.a.work, &v.key);
         v.data = s->seen;
         g3__probe_show(s, &v);
     }
@@ -7474,6 +7622,8 @@ static void g3__probe_pool(g3__run *r, float *y, const float *x, int side, int k
 
 static void g3__probe_begin(g3__run *r, int n) { g3__probe_session(r)->m->op->begin(r, n); }
 static void g3__probe_end(g3__run *r) { g3__probe_session(r)->m->op->end(r); }
+static void g3__probe_upload(g3__run *r, void *dst, const void *src, size_t size) { g3__probe_session(r)->m->op->upload(r, dst, src, size); }
+static void g3__probe_download(g3__run *r, void *dst, const void *src, size_t size) { g3__probe_session(r)->m->op->download(r, dst, src, size); }
 
 static void g3__probe_carve(g3_session *s)               // the session's own layers, each with the wrapping table
 {
@@ -7492,7 +7642,7 @@ static void g3__probe_carve(g3_session *s)               // the session's own la
 static const g3__ops *g3__probe_table(void)
 {
     static const g3__ops table = {
-        "probe", NULL, NULL, NULL, NULL, g3__probe_begin, g3__probe_end, g3__probe_embed, g3__probe_linear, g3__probe_norm,
+        "probe", NULL, NULL, g3__probe_upload, g3__probe_download, NULL, g3__probe_begin, g3__probe_end, g3__probe_embed, g3__probe_linear, g3__probe_norm,
         g3__probe_rope, g3__probe_attend, g3__probe_add, g3__probe_geglu, g3__probe_gelu, g3__probe_pool, NULL
     };
     return &table;
@@ -7903,6 +8053,14 @@ static void g3__cpu_copy(g3__run *r, void *dst, const void *src, size_t size)
     if (!g3__cpu_failed(r) && size) memcpy(dst, src, size);
 }
 
+static void g3__frequencies(const g3__attn *a, float *freq)               // [head_dim / 2]
+{
+    for (int i = 0; i < a->head_dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)a->head_dim;
+        freq[i] = 1.0f / (float)pow((double)a->theta, (double)exponent) / a->factor;
+    }
+}
+
 // angle = pos * f in float32, f = 1 / theta^(2j/D) / factor in float32: the reference rounds there, and far positions tell.
 static void g3__cpu_angle_rows(const g3__job *j, int first, int end, int piece)
 {
@@ -7922,11 +8080,8 @@ static void g3__cpu_angles(g3__run *r, const g3__attn *a, int n)
 {
     const int half = a->head_dim / 2;
     float *freq = r->a.freq + (size_t)a->angles * (size_t)half;
+    g3__frequencies(a, freq);
     g3__job j = g3__cpu_job(r, r->a.angle + (size_t)a->angles * (size_t)r->shape.batch * 2 * (size_t)half, freq, n, half);
-    for (int i = 0; i < half; i++) {
-        float exponent = (float)(2 * i) / (float)a->head_dim;
-        freq[i] = 1.0f / (float)pow((double)a->theta, (double)exponent) / a->factor;
-    }
     j.rows = r->rows;
     g3__cpu_split(&j, g3__cpu_angle_rows, n, 1, 64.0 * n * half, r->shape.width);
 }
@@ -8423,10 +8578,10 @@ static void g3__cpu_attend(g3__run *r, float *y, const float *qkv, const g3__att
 }
 
 // The weights of one row's softmax, for an observer: weight [heads][cols], columns are the positions from *first to the row's span.
-// qkv: the row after rope. Returns cols, which is g3__cpu_attention_cols; the caller has room for heads * cols floats.
+// qkv: the row after rope. Returns cols, which is g3__cpu_attention_cols; the caller has room for heads * cols floats, and for one key.
 static int g3__cpu_attention_cols(const g3__attn *a, const g3__row *row) { return row->span - g3__cpu_low(a, row) + 1; }
 
-static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, int *first)
+static int g3__cpu_attention_row(float *weight, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *row, float *room, int *first)
 {
     const int low = g3__cpu_low(a, row), cols = g3__cpu_attention_cols(a, row);
     float fp8[256];
@@ -8437,7 +8592,7 @@ static int g3__cpu_attention_row(g3__run *r, float *weight, const float *qkv, co
         for (int i = 0; i < cols; i++) {
             const float *key[G3__TILE];
             g3__sums sums = G3__ZERO;
-            key[0] = g3__cpu_get(kv->k, kv->k_scale, kv, h / (a->heads / a->kv_heads), low + i, fp8, r->a.work);
+            key[0] = g3__cpu_get(kv->k, kv->k_scale, kv, h / (a->heads / a->kv_heads), low + i, fp8, room);
             key[1] = key[2] = key[3] = key[0];
             g3__cpu_dot1(&sums, key, qkv + (size_t)h * (size_t)a->head_dim, a->head_dim);
             w[i] = g3__cpu_total(sums.s[0]) * a->scale;
@@ -8508,7 +8663,7 @@ static void g3__cpu_pool(g3__run *r, float *y, const float *x, int side, int k, 
 
 static const g3__ops g3__cpu_ops = {
     "cpu",
-    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
+    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
     g3__cpu_embed, g3__cpu_linear, g3__cpu_norm, g3__cpu_rope, g3__cpu_attend, g3__cpu_add, g3__cpu_geglu, g3__cpu_gelu, g3__cpu_pool, NULL
 };
 // ------------------------------------------------------------------------------------------------------------------
@@ -10206,7 +10361,7 @@ static const g3__simd g3__simds[] = {                    // the best first
 
 static const g3__ops g3__simd_ops = {
     "cpu",
-    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
+    g3__cpu_alloc, g3__cpu_release, g3__cpu_copy, g3__cpu_copy, g3__cpu_copy, g3__cpu_begin, g3__cpu_end,
     g3__cpu_embed, g3__simd_linear, g3__simd_norm, g3__cpu_rope, g3__simd_attend, g3__simd_add, g3__simd_geglu, g3__simd_gelu, g3__cpu_pool, g3__simd_screen
 };
 #endif
@@ -10304,7 +10459,7 @@ static const char *const *g3__kernel_lines(void);        // >>kernels
 
 enum { G3__CARD_KERNELS = 64, G3__CARD_MODULES = 16 };
 
-typedef struct g3__card {              // one card, as one model uses it
+struct g3__card {                      // one card, as one model uses it
 #define G3__X(name, params) int (G3__CUDA_CALL *name) params;
     struct { void *lib; G3__DRIVER(G3__X) } cu;
     struct { void *lib; G3__NVRTC(G3__X) } rtc;
@@ -10320,7 +10475,7 @@ typedef struct g3__card {              // one card, as one model uses it
     int n_modules;
     struct { void *kernel; int shared; char name[40]; } kernel[G3__CARD_KERNELS];
     int n_kernels;
-} g3__card;
+};
 
 static bool g3__card_ok(g3__card *c, int code, const char *call, g3_error *err)        // true: the call succeeded
 {
@@ -10484,11 +10639,452 @@ static bool g3__card_module(g3__card *c, const char *options, g3_error *err)
     return ok;
 }
 
+// ---- entering and memory
+
+static bool g3__card_enter(g3__card *c, void **before, g3_error *err)  // makes its context current; *before: the caller's, for leave
+{
+    return G3__CARD(c, err, cuCtxGetCurrent, (before)) && (*before == c->context || G3__CARD(c, err, cuCtxSetCurrent, (c->context)));
+}
+
+static void g3__card_leave(g3__card *c, void *before) { if (before != c->context) c->cu.cuCtxSetCurrent(before); }
+
+static bool g3__card_sync(g3__card *c, g3_error *err) { return G3__CARD(c, err, cuStreamSynchronize, (c->stream)); }
+
+static void *g3__card_take(g3__card *c, uint64_t bytes, g3_error *err)
+{
+    g3__cu_ptr p = 0;
+    return G3__CARD(c, err, cuMemAlloc_v2, (&p, (size_t)bytes)) ? (void *)(uintptr_t)p : NULL;
+}
+static void g3__card_give(g3__card *c, void *p) { c->cu.cuMemFree_v2((g3__cu_ptr)(uintptr_t)p); }
+
+static void *g3__card_pinned(g3__card *c, uint64_t bytes, g3_error *err)
+{
+    void *p = NULL;
+    return G3__CARD(c, err, cuMemHostAlloc, (&p, (size_t)bytes, 0)) ? p : NULL;
+}
+static void g3__card_pinned_give(g3__card *c, void *p) { c->cu.cuMemFreeHost(p); }
+
+static uint64_t g3__card_free_bytes(g3__card *c)
+{
+    size_t room = 0, all = 0;
+    void *before = NULL;
+    if (!g3__card_enter(c, &before, NULL)) return 0;
+    if (c->cu.cuMemGetInfo_v2(&room, &all)) room = 0;
+    g3__card_leave(c, before);
+    return room;
+}
+
 // Kernels take the header's own structs as arguments; gemma3_kernels.cuh asserts the same sizes.
 typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 && sizeof(g3__norm) == 160 && sizeof(g3__attn) == 352 && sizeof(g3__kv) == 48 && sizeof(g3__row) == 12 ? 1 : -1];
 
 // ---- operations as launches: one function each, which chooses kernel, grid and arguments from the shapes alone
 // All pointers are the card's. Rows of one step belong to one sequence.
+//STUBS
+typedef struct g3__card_fuse { float *act; float *x; const g3__norm *post; unsigned *ticket; } g3__card_fuse;
+static void g3__card_linear(g3__card *c, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n, float *h, const g3__card_fuse *fuse, g3_error *err) { (void)c; (void)y; (void)x; (void)norm; (void)W; (void)n; (void)h; (void)fuse; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static bool g3__card_can_fuse(const g3__mat *W, int n) { (void)W; (void)n; return false; }
+static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *ids, int n, float scale, g3_error *err) { (void)c; (void)y; (void)E; (void)ids; (void)n; (void)scale; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { (void)c; (void)y; (void)x; (void)norm; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_add   (g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err) { (void)c; (void)x; (void)y; (void)norm; (void)dim; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_geglu (g3__card *c, float *y, const float *gu, int m, int n, g3_error *err) { (void)c; (void)y; (void)gu; (void)m; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_gelu  (g3__card *c, float *y, int m, int n, g3_error *err) { (void)c; (void)y; (void)m; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_pool  (g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err) { (void)c; (void)y; (void)x; (void)side; (void)k; (void)dim; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err) { (void)c; (void)angle; (void)freq; (void)rows; (void)half; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_rope  (g3__card *c, float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, int n, g3_error *err) { (void)c; (void)qkv; (void)a; (void)kv; (void)rows; (void)angle; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n, float *parts, unsigned *tickets, g3_error *err) { (void)c; (void)y; (void)qkv; (void)a; (void)kv; (void)rows; (void)n; (void)parts; (void)tickets; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static void g3__card_rope_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, float *parts, unsigned *tickets, g3_error *err) { (void)c; (void)y; (void)qkv; (void)a; (void)kv; (void)rows; (void)angle; (void)parts; (void)tickets; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+static bool g3__card_attention_module(g3__card *c, int head_dim, g3_kv kv, g3_error *err) { (void)c; (void)head_dim; (void)kv; return g3__fail(err, G3_ERR_UNSUPPORTED, "not yet") == G3_OK; }
+//STUBS END
+
+// ---- the weights' way to the card: rounds of reads into one half of a ring of pinned memory, while the other half is copied
+
+enum { G3__SLOTS = 2 };                                  // chunks a reader has in a round
+
+static bool g3__load_ring(g3__loading *l, g3__pool *pool, int readers, char *ring, void *const used[2], g3_error *err)
+{
+    g3__card *c = l->m->card;
+    const int round = G3__SLOTS * readers;
+    uint64_t done = 0;
+    for (int from = 0, half = 0; from < l->n; from = l->end, half = !half) {
+        if (!G3__CARD(c, err, cuEventSynchronize, (used[half]))) return false;           // not recorded yet: returns at once
+        l->slot = ring + (uint64_t)half * (uint64_t)round * l->slot_size;
+        if (!g3__load_round(l, pool, readers, from, G3__MIN(l->n, from + round), err)) return false;
+        for (int i = from; i < l->end; i++)
+            if (!G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)l->chunk[i].dst, l->slot + (uint64_t)(i - from) * l->slot_size, (size_t)l->chunk[i].size, c->stream))) return false;
+        if (!G3__CARD(c, err, cuEventRecord, (used[half], c->stream)) || !g3__load_report(l, &done, err)) return false;
+    }
+    return g3__card_sync(c, err);
+}
+
+static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_error *err)
+{
+    g3__card *c = l->m->card;
+    void *used[2] = { NULL, NULL };
+    for (int i = 0; i < l->n; i++) l->slot_size = G3__MAX(l->slot_size, g3__round_up(l->chunk[i].size, G3__ALIGN));
+    char *ring = (char *)g3__card_pinned(c, 2 * G3__SLOTS * (uint64_t)readers * l->slot_size, err);
+    bool ok = ring && G3__CARD(c, err, cuEventCreate, (&used[0], 2)) && G3__CARD(c, err, cuEventCreate, (&used[1], 2))      // CU_EVENT_DISABLE_TIMING
+           && g3__load_ring(l, pool, readers, ring, used, err);
+    if (!ok && ring) c->cu.cuStreamSynchronize(c->stream);                               // copies from the ring may be under way
+    for (int i = 0; i < 2; i++) if (used[i]) c->cu.cuEventDestroy_v2(used[i]);
+    if (ring) g3__card_pinned_give(c, ring);
+    return ok;
+}
+
+// ---- the tape: a step's operations are recorded between begin and end, neighbours fused, and what a few rows need is replayed as one graph
+
+enum { G3__GRAPH_ROWS = 8, G3__TICKETS = 64 };
+enum { G3__DO_ANGLES, G3__DO_EMBED, G3__DO_LINEAR, G3__DO_NORM, G3__DO_ROPE, G3__DO_ATTEND, G3__DO_ADD, G3__DO_GEGLU, G3__DO_GELU, G3__DO_POOL };
+
+typedef struct g3__call {              // one operation, with its arguments; what it has none of is 0
+    int op, n, m, k;
+    float scale;
+    float *y;
+    const float *x;
+    const g3__norm *norm;
+    const g3__mat *W;
+    const g3__attn *att;
+    const g3__kv *kv;
+    const int *ids;
+} g3__call;
+
+struct g3__tape {
+    g3__call *call;
+    int n, cap;
+    g3__row *rows, *rows_there;        // of the step: pinned, and on the card
+    int *ids, *ids_there;
+    float *freq, *freq_there;          // [2][head_dim / 2]
+    unsigned *tickets;                 // [G3__TICKETS] on the card: 0 between launches
+    g3__mutex *turn;
+    void *before;                      // the caller's context while ours is current
+    int step;                          // rows of the running step
+    bool recording, pending;           // pending: the card may still read what is pinned
+    bool eager;                        // somebody looks at every operation: each runs by itself
+    struct { uint64_t hash; void *exec; } graph[G3__GRAPH_ROWS];         // of steps of 1, 2, ... rows
+};
+
+static void g3__lay_tape(g3__layout *l, const g3__config *c, const g3_session_desc *d, g3_session *o)
+{
+    g3__tape none, *t;
+    const uint64_t rows = (uint64_t)g3__step_rows(c, d), half = (uint64_t)c->head_dim / 2, calls = 9 * (uint64_t)G3__MAX(c->layers, c->vision.layers) + 16;
+    o->run.tape = (g3__tape *)g3__lay_host(l, G3__SCRATCH, NULL, sizeof *t);
+    t = o->run.tape ? o->run.tape : &none;
+    t->cap = (int)calls;
+    t->call = (g3__call *)g3__lay_host(l, G3__SCRATCH, NULL, calls * sizeof *t->call);
+    t->rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, NULL, rows * sizeof *t->rows);
+    t->ids = (int *)g3__lay_host(l, G3__SCRATCH, NULL, (uint64_t)d->batch * sizeof *t->ids);
+    t->freq = (float *)g3__lay_host(l, G3__SCRATCH, NULL, 2 * half * sizeof *t->freq);
+    t->rows_there = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", rows * sizeof *t->rows);
+    t->ids_there = (int *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof *t->ids);
+    t->freq_there = (float *)g3__lay(l, G3__SCRATCH, "scratch: tables", 2 * half * sizeof *t->freq);
+    t->tickets = (unsigned *)g3__lay(l, G3__SCRATCH, "scratch: tables", G3__TICKETS * sizeof *t->tickets);
+}
+
+// The card is this thread's until leave: one session at a time, its context current.
+static bool g3__cuda_enter(g3__run *r)
+{
+    if (r->err->code) return false;
+    g3__mutex_lock(r->tape->turn);
+    if (g3__card_enter(r->card, &r->tape->before, r->err)) return true;
+    g3__mutex_unlock(r->tape->turn);
+    return false;
+}
+
+static void g3__cuda_leave(g3__run *r)
+{
+    g3__card_leave(r->card, r->tape->before);
+    g3__mutex_unlock(r->tape->turn);
+}
+
+static void g3__cuda_wait(g3__run *r)                    // until the card is done with the step before
+{
+    if (r->tape->pending && g3__card_sync(r->card, r->err)) r->tape->pending = false;
+}
+
+static void g3__cuda_up(g3__run *r, void *dst, const void *src, size_t size)
+{
+    if (size && !r->err->code) G3__CARD(r->card, r->err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)dst, src, size, r->card->stream));
+}
+
+// ---- playing a tape
+
+static void g3__cuda_one(g3__run *r, const g3__call *k)  // without a neighbour
+{
+    g3__card *c = r->card;
+    g3__tape *t = r->tape;
+    g3_error *err = r->err;
+    switch (k->op) {
+    case G3__DO_ANGLES: g3__card_angles(c, k->y, k->x, t->rows_there, k->m, k->n, err); break;
+    case G3__DO_EMBED:  g3__card_embed(c, k->y, k->W, k->ids, k->n, k->scale, err); break;
+    case G3__DO_LINEAR: g3__card_linear(c, k->y, k->x, k->norm, k->W, k->n, r->a.h, NULL, err); break;
+    case G3__DO_NORM:   g3__card_norm(c, k->y, k->x, k->norm, k->n, err); break;
+    case G3__DO_ROPE:   g3__card_rope(c, k->y, k->att, k->kv, t->rows_there, k->x, k->n, err); break;
+    case G3__DO_ATTEND: g3__card_attend(c, k->y, k->x, k->att, k->kv, t->rows_there, k->n, r->a.parts, t->tickets, err); break;
+    case G3__DO_ADD:    g3__card_add(c, k->y, k->x, k->norm, k->m, k->n, err); break;
+    case G3__DO_GEGLU:  g3__card_geglu(c, k->y, k->x, k->m, k->n, err); break;
+    case G3__DO_GELU:   g3__card_gelu(c, k->y, k->m, k->n, err); break;
+    default:            g3__card_pool(c, k->y, k->x, k->m, k->k, k->n, err); break;
+    }
+}
+
+// The first call of the list together with its successor, where one launch does both.
+static bool g3__cuda_two(g3__run *r, const g3__call *k)
+{
+    const g3__call *next = k + 1;
+    g3__card_fuse fuse = G3__ZERO;
+    fuse.ticket = r->tape->tickets;
+    if (k->op == G3__DO_ROPE && next->op == G3__DO_ATTEND && k->n == 1 && next->x == k->y) {
+        g3__card_rope_attend(r->card, next->y, next->x, k->att, k->kv, r->tape->rows_there, k->x, r->a.parts, r->tape->tickets, r->err);
+        return true;
+    }
+    if (k->op != G3__DO_LINEAR || next->x != k->y || !g3__card_can_fuse(k->W, k->n)) return false;
+    if (next->op == G3__DO_GEGLU) fuse.act = next->y;
+    else if (next->op == G3__DO_ADD) { fuse.x = next->y; fuse.post = next->norm; }
+    else return false;
+    g3__card_linear(r->card, k->y, k->x, k->norm, k->W, k->n, r->a.h, &fuse, r->err);
+    return true;
+}
+
+static void g3__cuda_play(g3__run *r)
+{
+    const g3__tape *t = r->tape;
+    for (int i = 0; i < t->n && !r->err->code; i++)
+        if (i + 1 < t->n && g3__cuda_two(r, &t->call[i])) i++;
+        else g3__cuda_one(r, &t->call[i]);
+}
+
+static uint64_t g3__cuda_hash(const g3__tape *t)
+{
+    uint64_t h = 0, word;
+    const char *p = (const char *)t->call;
+    for (size_t i = 0; i < (size_t)t->n * sizeof *t->call; i += sizeof word) { memcpy(&word, p + i, sizeof word); h = g3__mix(h ^ word); }
+    return h | 1;
+}
+
+static void *g3__cuda_capture(g3__run *r)                // the tape as a graph; NULL: r->err
+{
+    g3__card *c = r->card;
+    void *graph = NULL, *exec = NULL;
+    if (!G3__CARD(c, r->err, cuStreamBeginCapture_v2, (c->stream, 1))) return NULL;      // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    g3__cuda_play(r);
+    const int code = c->cu.cuStreamEndCapture(c->stream, &graph);
+    if (!r->err->code && g3__card_ok(c, code, "cuStreamEndCapture", r->err)) G3__CARD(c, r->err, cuGraphInstantiateWithFlags, (&exec, graph, 0));
+    if (graph) c->cu.cuGraphDestroy(graph);
+    return exec;
+}
+
+// A step of few rows: the graph recorded for that many, as long as the calls are the same.
+static void g3__cuda_replay(g3__run *r, int n)
+{
+    g3__tape *t = r->tape;
+    const uint64_t hash = g3__cuda_hash(t);
+    if (t->graph[n - 1].hash != hash) {
+        if (t->graph[n - 1].exec) r->card->cu.cuGraphExecDestroy(t->graph[n - 1].exec);
+        t->graph[n - 1].exec = g3__cuda_capture(r);
+        t->graph[n - 1].hash = t->graph[n - 1].exec ? hash : 0;
+    }
+    if (!r->err->code) G3__CARD(r->card, r->err, cuGraphLaunch, (t->graph[n - 1].exec, r->card->stream));
+}
+
+static void g3__cuda_put(g3__run *r, const g3__call *k)
+{
+    g3__tape *t = r->tape;
+    if (r->err->code) return;
+    GEMMA3_ASSERT(t->n < t->cap);
+    t->call[t->n++] = *k;
+    if (t->recording && !t->eager) return;
+    if (!g3__cuda_enter(r)) { t->n = 0; return; }
+    g3__cuda_play(r);
+    t->n = 0;
+    t->pending = true;
+    if (t->eager) g3__cuda_wait(r);
+    g3__cuda_leave(r);
+}
+
+// ---- the table
+
+static void g3__cuda_upload(g3__run *r, void *dst, const void *src, size_t size)
+{
+    if (!g3__cuda_enter(r)) return;
+    g3__cuda_up(r, dst, src, size);
+    r->tape->pending = true;
+    g3__cuda_wait(r);
+    g3__cuda_leave(r);
+}
+
+static void g3__cuda_download(g3__run *r, void *dst, const void *src, size_t size)
+{
+    if (!g3__cuda_enter(r)) return;
+    if (size) G3__CARD(r->card, r->err, cuMemcpyDtoHAsync_v2, (dst, (g3__cu_ptr)(uintptr_t)src, size, r->card->stream));
+    r->tape->pending = true;
+    g3__cuda_wait(r);
+    g3__cuda_leave(r);
+}
+
+static void g3__cuda_move(g3__run *r, void *dst, const void *src, size_t size)
+{
+    if (!g3__cuda_enter(r)) return;
+    if (size) G3__CARD(r->card, r->err, cuMemcpyDtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)dst, (g3__cu_ptr)(uintptr_t)src, size, r->card->stream));
+    r->tape->pending = true;
+    g3__cuda_wait(r);
+    g3__cuda_leave(r);
+}
+
+static void *g3__cuda_alloc(g3__run *r, size_t size)
+{
+    void *p = NULL;
+    if (!g3__cuda_enter(r)) return NULL;
+    p = g3__card_take(r->card, size, r->err);
+    g3__cuda_leave(r);
+    return p;
+}
+
+static void g3__cuda_release(g3__run *r, void *buf, size_t size) { (void)size; if (buf) g3__card_give(r->card, buf); }
+
+static void g3__cuda_angles(g3__run *r, const g3__attn *a, int n)
+{
+    const size_t half = (size_t)a->head_dim / 2;
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_ANGLES; k.n = n; k.m = (int)half;
+    k.y = r->a.angle + (size_t)a->angles * (size_t)r->shape.batch * 2 * half;
+    k.x = r->tape->freq_there + (size_t)a->angles * half;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_begin(g3__run *r, int n)
+{
+    g3__tape *t = r->tape;
+    if (!g3__cuda_enter(r)) return;
+    g3__cuda_wait(r);
+    memcpy(t->rows, r->rows, (size_t)n * sizeof *t->rows);
+    g3__cuda_up(r, t->rows_there, t->rows, (size_t)n * sizeof *t->rows);
+    g3__cuda_leave(r);
+    t->recording = true;
+    t->n = 0;
+    for (int kind = 0; kind < r->shape.kinds; kind++)
+        for (int l = 0; l < r->tower->layers; l++)
+            if (r->tower->layer[l].att.angles == kind) { g3__cuda_angles(r, &r->tower->layer[l].att, n); break; }
+    t->step = n;
+}
+
+static void g3__cuda_end(g3__run *r)
+{
+    g3__tape *t = r->tape;
+    const int n = t->step;
+    t->recording = false;
+    if (t->n && g3__cuda_enter(r)) {
+        if (n <= G3__GRAPH_ROWS && r->shape.kinds) g3__cuda_replay(r, n);
+        else g3__cuda_play(r);
+        t->pending = true;
+        if (n > G3__GRAPH_ROWS) g3__cuda_wait(r);                                // so that a call can be cancelled between its chunks
+        g3__cuda_leave(r);
+    }
+    t->n = 0;
+}
+
+static void g3__cuda_embed(g3__run *r, float *y, const g3__mat *E, const int *ids, int n, float scale)
+{
+    g3__call k = G3__ZERO;
+    for (int t = 0; ids && t < n; t++)
+        if (ids[t] >= E->rows) g3__fail(r->err, G3_ERR_ARGUMENT, "token id %d, but the table has %d rows", ids[t], E->rows);
+    if (ids && g3__cuda_enter(r)) {
+        memcpy(r->tape->ids, ids, (size_t)n * sizeof *ids);
+        g3__cuda_up(r, r->tape->ids_there, r->tape->ids, (size_t)n * sizeof *ids);
+        g3__cuda_leave(r);
+    }
+    k.op = G3__DO_EMBED; k.n = n; k.y = y; k.W = E; k.scale = scale; k.ids = ids ? r->tape->ids_there : NULL;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_linear(g3__run *r, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_LINEAR; k.n = n; k.y = y; k.x = x; k.norm = norm; k.W = W;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_norm(g3__run *r, float *y, const float *x, const g3__norm *norm, int n)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_NORM; k.n = n; k.y = y; k.x = x; k.norm = norm;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_rope(g3__run *r, float *qkv, const g3__attn *a, g3__kv *kv, const g3__row *rows, int n)
+{
+    g3__call k = G3__ZERO;
+    (void)rows;                                          // those of begin
+    k.op = G3__DO_ROPE; k.n = n; k.y = qkv; k.att = a; k.kv = kv;
+    if (a->angles >= 0) k.x = r->a.angle + (size_t)a->angles * (size_t)r->shape.batch * (size_t)a->head_dim;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_attend(g3__run *r, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n)
+{
+    g3__call k = G3__ZERO;
+    (void)rows;
+    k.op = G3__DO_ATTEND; k.n = n; k.y = y; k.x = qkv; k.att = a; k.kv = kv;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_add(g3__run *r, float *x, const float *y, const g3__norm *norm, int dim, int n)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_ADD; k.n = n; k.m = dim; k.y = x; k.x = y; k.norm = norm;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_geglu(g3__run *r, float *y, const float *gu, int m, int n)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_GEGLU; k.n = n; k.m = m; k.y = y; k.x = gu;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_gelu(g3__run *r, float *y, int m, int n)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_GELU; k.n = n; k.m = m; k.y = y;
+    g3__cuda_put(r, &k);
+}
+
+static void g3__cuda_pool(g3__run *r, float *y, const float *x, int side, int pool, int dim)
+{
+    g3__call k = G3__ZERO;
+    k.op = G3__DO_POOL; k.n = dim; k.m = side; k.k = pool; k.y = y; k.x = x;
+    g3__cuda_put(r, &k);
+}
+
+static const g3__ops g3__cuda_ops = {
+    "cuda",
+    g3__cuda_alloc, g3__cuda_release, g3__cuda_upload, g3__cuda_download, g3__cuda_move, g3__cuda_begin, g3__cuda_end,
+    g3__cuda_embed, g3__cuda_linear, g3__cuda_norm, g3__cuda_rope, g3__cuda_attend, g3__cuda_add, g3__cuda_geglu, g3__cuda_gelu, g3__cuda_pool, NULL
+};
+
+// ---- a session on the card
+
+static bool g3__tape_start(g3_session *s, g3_error *err)
+{
+    g3__card *c = s->m->card;
+    g3__tape *t = s->run.tape;
+    const g3__config *config = &s->m->config;
+    t->turn = &s->m->turn;
+    t->eager = s->desc.probe.probe_fn != NULL;
+    for (int kind = 0; kind < 2; kind++)
+        for (int l = 0; l < s->m->text.layers; l++)
+            if (s->m->text.layer[l].att.angles == kind) { g3__frequencies(&s->m->text.layer[l].att, t->freq + kind * (config->head_dim / 2)); break; }
+    if (!g3__card_attention_module(c, config->head_dim, s->desc.kv, err)) return false;
+    if (!s->desc.no_images && !g3__card_attention_module(c, s->sight.shape.head_dim, G3_KV_F32, err)) return false;
+    return G3__CARD(c, err, cuMemsetD8Async, ((g3__cu_ptr)(uintptr_t)t->tickets, 0, G3__TICKETS * sizeof *t->tickets, c->stream))
+        && G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)t->freq_there, t->freq, (size_t)(2 * (config->head_dim / 2)) * sizeof *t->freq, c->stream)) && g3__card_sync(c, err);
+}
+
+static void g3__tape_stop(g3_session *s)
+{
+    g3__card *c = s->m->card;
+    if (!s->run.tape) return;
+    c->cu.cuStreamSynchronize(c->stream);
+    for (int i = 0; i < G3__GRAPH_ROWS; i++) if (s->run.tape->graph[i].exec) c->cu.cuGraphExecDestroy(s->run.tape->graph[i].exec);
+}
 
 #endif // GEMMA3_NO_CUDA
 
@@ -10508,17 +11104,63 @@ G3_API const char *g3_version(void) { return GEMMA3_VERSION; }
 
 // ---- models
 
+#ifndef GEMMA3_NO_CUDA
+static bool g3__model_card(g3_model *m, g3_error *err)   // opens the card; false: err says why there is none
+{
+    m->card = (g3__card *)g3__heap_alloc(&m->heap, 1, sizeof *m->card, err);
+    if (!m->card) return false;
+    if (g3__card_open(m->card, &m->desc, &m->heap, err)) return true;
+    g3__card_close(m->card);
+    g3__heap_free(&m->heap, m->card, 1, sizeof *m->card);
+    m->card = NULL;
+    return false;
+}
+
+static void g3__model_no_card(g3_model *m)
+{
+    if (!m->card) return;
+    g3__card_close(m->card);
+    g3__heap_free(&m->heap, m->card, 1, sizeof *m->card);
+    m->card = NULL;
+}
+
+static bool g3__model_kernels(g3_model *m, g3_error *err)        // those that its weights need
+{
+    char options[64];
+    unsigned formats = 0;
+    for (int i = 0; i < m->weights.n; i++) if (m->weights.w[i].data && m->weights.w[i].format < G3__U8) formats |= 1u << m->weights.w[i].format;
+    snprintf(options, sizeof options, "-DG3K_FORMATS=%u -DG3K_PRECISE=%d", formats, m->desc.precise);
+    return g3__card_module(m->card, options, err);
+}
+static const g3__ops *g3__model_card_table(void) { return &g3__cuda_ops; }
+static bool g3__model_enter(g3_model *m, void **before, g3_error *err) { return !m->card || g3__card_enter(m->card, before, err); }
+static void g3__model_leave(g3_model *m, void *before) { if (m->card) g3__card_leave(m->card, before); }
+#else
+static bool g3__model_card(g3_model *m, g3_error *err) { (void)m; return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend (GEMMA3_NO_CUDA); G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK; }
+static void g3__model_no_card(g3_model *m) { (void)m; }
+static bool g3__model_kernels(g3_model *m, g3_error *err) { (void)m; (void)err; return false; }
+static const g3__ops *g3__model_card_table(void) { return NULL; }
+static bool g3__model_enter(g3_model *m, void **before, g3_error *err) { (void)m; (void)before; (void)err; return true; }
+static void g3__model_leave(g3_model *m, void *before) { (void)m; (void)before; }
+#endif
+
 static void g3__model_free(g3_model *m)
 {
     g3__heap heap = m->heap;                             // outlives the struct it came from
     g3__pool_free(&m->pool);
     g3__arena_give(m, m->arena, m->arena_bytes);
+    g3__model_no_card(m);
     g3__shards_close(&m->shards);
+    if (m->has_turn) g3__mutex_free(&m->turn);
     if (m->has_lock) g3__mutex_free(&m->lock);
     g3__zone_free(&m->keep);
     heap.live = m->heap.live;
     g3__heap_free(&heap, m, 1, sizeof *m);
 }
+
+// Of heap, users and, for opening and closing, the card.
+static void g3__model_lock(g3_model *m)   { g3__mutex_lock(&m->lock); g3__mutex_lock(&m->turn); }
+static void g3__model_unlock(g3_model *m) { g3__mutex_unlock(&m->turn); g3__mutex_unlock(&m->lock); }
 
 static void g3__model_release(g3_model *m)               // the last of the caller and the sessions frees it
 {
@@ -10565,6 +11207,7 @@ static bool g3__model_desc_take(g3_model *m, const g3_model_desc *d, g3_error *e
 static void g3__model_sums(g3_model *m)
 {
     const g3__weight *w = m->weights.w;
+    m->parameters = m->weight_bytes = m->bytes_per_token = 0;
     for (int i = 0; i < m->weights.n; i++)
         if (w[i].data) { m->parameters += g3__weight_count(&w[i]); m->weight_bytes += g3__weight_bytes(&w[i]); }
     for (int i = 0; i < m->weights.n_text; i++)          // what writing one token reads: the layers, and the head
@@ -10572,16 +11215,50 @@ static void g3__model_sums(g3_model *m)
     if (m->config.screen) m->bytes_per_token += (uint64_t)m->config.screen * ((uint64_t)w[G3__EMBED].cols + 2 * sizeof(float)) - g3__weight_bytes(&w[w[G3__HEAD].data ? G3__HEAD : G3__EMBED]);
 }
 
-// Opens everything but the weights. On failure the caller still frees what is there.
 // The head gets an int8 copy of the rows that are ever drawn, where the loops for it exist and its own rows lie in tiles.
 static void g3__model_screen(g3_model *m)
 {
     const g3__weight *head = &m->weights.w[m->weights.w[G3__HEAD].data ? G3__HEAD : G3__EMBED];
-    if (!m->desc.screened_head || !g3__weight_tiled(m, head) || (head->format != G3__BF16 && !g3__is_4bit(head->format))) return;
+    m->config.screen = 0;
+    if (!m->desc.screened_head || m->config.card || !g3__weight_tiled(m, head) || (head->format != G3__BF16 && !g3__is_4bit(head->format))) return;
     m->config.screen = (int)g3__round_up((uint64_t)g3__drawn_rows(m), G3__TILE_ROWS);
 }
 
-static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
+static void g3__model_place(g3_model *m, bool card)      // where it runs: what its weights look like there, and what follows from that
+{
+    m->config.card = card;
+    m->simd = card ? NULL : g3__simd_pick(m->desc.simd);
+    g3__model_screen(m);
+    g3__model_sums(m);
+}
+
+static bool g3__model_plan(g3_model *m, g3_plan *p);
+
+// CUDA: the card, or an error; a plan alone does without one, and with no_weights nothing runs. AUTO: the card if it opens and all fits, else the CPU.
+static bool g3__model_choose(g3_model *m, bool planning, g3_error *err)
+{
+    const g3_backend asked = m->desc.backend;
+    g3_error why = G3__ZERO;
+    g3__model_place(m, asked == G3_BACKEND_CUDA);
+    if (asked == G3_BACKEND_CPU || (m->desc.no_weights && !planning)) return true;
+    if (g3__model_card(m, &why)) {
+        if (asked == G3_BACKEND_CUDA) return true;
+        const g3_session_desc first = m->first;
+        g3_plan p;
+        g3__model_place(m, true);
+        if (g3__model_plan(m, &p)) { m->first = first; return true; }
+        m->first = first;
+        m->desc.backend = asked;
+        g3__fail(&why, G3_ERR_VRAM, "%s does not fit: %s", m->card->name, p.advice);
+        g3__model_no_card(m);
+        g3__model_place(m, false);
+    } else if (asked == G3_BACKEND_CUDA) return planning && why.code == G3_ERR_DEVICE ? true : g3__fail(err, why.code, "%s", why.text) == G3_OK;
+    g3__log(m, G3_LOG_INFO, "no card: %s", why.text);
+    return true;
+}
+
+// Opens everything but the weights.
+static g3_model *g3__model_begin(const g3_model_desc *desc, bool planning, g3_error *err)
 {
     g3__heap heap;
     g3_model_desc none = G3__ZERO;
@@ -10595,13 +11272,12 @@ static g3_model *g3__model_begin(const g3_model_desc *desc, g3_error *err)
     m->pool.width = 1;
     g3__zone_init(&m->keep, &m->heap);
     m->has_lock = g3__mutex_init(&m->lock);
-    if (!m->has_lock) g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex");
-    m->simd = g3__simd_pick(desc->simd);
-    if (!m->has_lock || !g3__model_desc_take(m, desc, err) || !g3__load_small(m, err)
+    m->has_turn = m->has_lock && g3__mutex_init(&m->turn);
+    if (!m->has_turn) g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex");
+    if (!m->has_turn || !g3__model_desc_take(m, desc, err) || !g3__load_small(m, err)
         || !g3__session_resolve(&m->config, m->weights.vision, &m->first, &m->first, err)) { g3__model_free(m); return NULL; }
     g3__model_name(m);
-    g3__model_screen(m);
-    g3__model_sums(m);
+    if (!g3__model_choose(m, planning, err)) { g3__model_free(m); return NULL; }
     return m;
 }
 
@@ -10614,16 +11290,26 @@ static bool g3__model_plan(g3_model *m, g3_plan *p)      // settles m->first, to
     a.sessions = m->desc.sessions;
     a.width = m->desc.threads;
     a.limit = m->desc.memory_limit;
-    a.free = a.limit ? 0 : g3__memory_free();
+    if (!a.limit) a.free = !m->config.card ? g3__memory_free() : m->card ? g3__card_free_bytes(m->card) : 0;
     a.host[0] = m->heap.peak;
     a.host[1] = m->heap.live + ((uint64_t)m->config.layers + (uint64_t)(m->weights.vision ? m->config.vision.layers : 0)) * sizeof(g3__layer) + G3__BLOCK_SIZE;
     a.host[2] = g3__load_staging(m);
     a.host[3] = sizeof(g3_session);
     g3__plan_make(p, &a);
     m->first = a.d;
-    if (m->desc.backend == G3_BACKEND_AUTO) m->desc.backend = p->backend;
-    p->backend = m->desc.backend;
+    m->desc.backend = p->backend;
     return p->fits || !p->available;
+}
+
+static bool g3__model_load(g3_model *m, g3_error *err)   // everything that runs; the card, if there is one, is entered
+{
+    if (m->card) return g3__model_kernels(m, err) && g3__load_all(m, err);
+    g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
+    if (!g3__load_all(m, err)) return false;
+#ifdef G3__SIMD
+    if (m->screen.rows) g3__screen_make(m->simd, &m->pool, &m->head, &m->screen);
+#endif
+    return true;
 }
 
 static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of opening: check that it fits, then load
@@ -10631,16 +11317,17 @@ static bool g3__model_finish(g3_model *m, g3_error *err)  // the second half of 
     double start = g3__clock();
     bool fits = g3__model_plan(m, &m->plan);
     if (m->desc.no_weights) return true;
-    if (m->desc.backend == G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend; G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK;
-    if (!fits) return g3__fail(err, G3_ERR_MEMORY, "%s does not fit: %s", m->name, m->plan.advice) == G3_OK;
-    g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
-    m->op = g3__cpu_table(m->simd);
+    if (!fits) return g3__fail(err, m->card ? G3_ERR_VRAM : G3_ERR_MEMORY, "%s does not fit: %s", m->name, m->plan.advice) == G3_OK;
+    m->op = m->card ? g3__model_card_table() : g3__cpu_table(m->simd);
     if (m->desc.screened_head && !m->config.screen) g3__log(m, G3_LOG_INFO, "screened_head: there are no loops for it on this machine or for this head; the whole head is read, with the same results");
-    if (!g3__load_all(m, err)) return false;
-#ifdef G3__SIMD
-    if (m->screen.rows) g3__screen_make(m->simd, &m->pool, &m->head, &m->screen);
-#endif
-    g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, g3__clock() - start, g3__pool_width(&m->pool));
+    void *before = NULL;
+    if (!g3__model_enter(m, &before, err)) return false;
+    bool ok = g3__model_load(m, err);
+    g3__model_leave(m, before);
+    if (!ok) return false;
+    const double took = g3__clock() - start;
+    if (m->card) g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, on %s", m->name, (unsigned long long)m->weight_bytes, took, m->card->name);
+    else g3__log(m, G3_LOG_INFO, "%s: %llu bytes of weights in %.2f s, %d threads", m->name, (unsigned long long)m->weight_bytes, took, g3__pool_width(&m->pool));
     return true;
 }
 
@@ -10649,7 +11336,7 @@ G3_API g3_model *g3_model_open(const g3_model_desc *desc, g3_error *err)
     g3_error mine;
     if (!err) err = &mine;
     g3__error_clear(err);
-    g3_model *m = g3__model_begin(desc, err);
+    g3_model *m = g3__model_begin(desc, false, err);
     if (!m || g3__model_finish(m, err)) return m;
     g3__model_free(m);
     return NULL;
@@ -10664,7 +11351,7 @@ G3_API g3_result g3_plan_memory(const g3_model_desc *desc, g3_plan *plan, g3_err
     g3__error_clear(err);
     if (!plan) return g3__fail(err, G3_ERR_ARGUMENT, "plan: NULL");
     memset(plan, 0, sizeof *plan);
-    g3_model *m = g3__model_begin(desc, err);
+    g3_model *m = g3__model_begin(desc, true, err);
     if (!m) return err->code;
     g3__model_plan(m, plan);
     g3__model_free(m);
@@ -10676,8 +11363,8 @@ G3_API g3_model_info g3_model_get_info(const g3_model *m)
     g3_model_info i = G3__ZERO;
     if (!m) return i;
     i.name = m->name;
-    i.backend = "CPU";
-    i.device = "CPU";
+    i.backend = m->config.card ? "CUDA" : "CPU";
+    i.device = m->card ? m->card->name : i.backend;
     i.layers = m->config.layers;
     i.dim = m->config.dim;
     i.ffn = m->config.ffn;
@@ -10756,9 +11443,14 @@ G3_API g3_session *g3_session_open(g3_model *m, const g3_session_desc *desc, g3_
     g3__error_clear(err);
     if (g3__closed(m, "model", err)) return NULL;
     if (!m->op) { g3__fail(err, G3_ERR_ARGUMENT, "%s was opened with no_weights: it has nothing to run", m->name); return NULL; }
-    g3__mutex_lock(&m->lock);
-    g3_session *s = g3__session_make(m, desc ? desc : &m->first, err);
-    g3__mutex_unlock(&m->lock);
+    g3_session *s = NULL;
+    void *before = NULL;
+    g3__model_lock(m);
+    if (g3__model_enter(m, &before, err)) {
+        s = g3__session_make(m, desc ? desc : &m->first, err);
+        g3__model_leave(m, before);
+    }
+    g3__model_unlock(m);
     return s;
 }
 
@@ -10766,11 +11458,13 @@ G3_API void g3_session_close(g3_session *s)
 {
     if (!s) return;
     g3_model *m = s->m;
-    g3__arena_give(m, s->arena, s->arena_bytes);
-    g3__mutex_lock(&m->lock);
+    void *before = NULL;
+    g3__model_lock(m);
+    const bool entered = g3__model_enter(m, &before, NULL);
     m->session_bytes -= s->arena_bytes;
-    g3__heap_free(&m->heap, s, 1, sizeof *s);
-    g3__mutex_unlock(&m->lock);
+    g3__session_give(s);
+    if (entered) g3__model_leave(m, before);
+    g3__model_unlock(m);
     g3__model_release(m);
 }
 
@@ -10805,7 +11499,12 @@ G3_API g3_result g3_session_copy(g3_session *to, const g3_session *from, g3_erro
     if (g3__closed(to, "to", err) || g3__closed(from, "from", err)) return G3_ERR_ARGUMENT;
     if (to == from) return G3_OK;
     if (!g3__same_shape(to, from)) return g3__fail(err, G3_ERR_ARGUMENT, "to and from: sessions of one model with the same context, batch, kv, logits_rows, no_images and probe are needed");
-    memcpy(to->arena, from->arena, (size_t)from->lasting);
+    if (to->host) {
+        g3__call_begin(to);
+        to->run.op->move(&to->run, to->arena, from->arena, (size_t)from->lasting);
+        if (g3__call_end(to, err) != G3_OK) return to->err.code;
+        memcpy(to->host, from->host, (size_t)from->host_lasting);
+    } else memcpy(to->arena, from->arena, (size_t)from->lasting);
     g3__session_carve(to);                               // the tables in the copy pointed into the other arena
     to->held = from->held;
     to->done = from->done;
@@ -10976,7 +11675,11 @@ G3_API g3_result g3_head(g3_session *s, const float *x, float *logits, g3_error 
     g3__error_clear(err);
     if (g3__closed(s, "session", err) || g3__closed(x, "x", err) || g3__closed(logits, "logits", err)) return G3_ERR_ARGUMENT;
     g3__call_begin(s);
-    s->run.op->linear(&s->run, logits, x, &s->m->final, &s->m->head, 1);
+    if (s->m->card) {                                    // x and the logits pass through rows of its scratch
+        s->run.op->upload(&s->run, s->run.a.out, x, (size_t)s->m->config.dim * sizeof(float));
+        s->run.op->linear(&s->run, s->raw, s->run.a.out, &s->m->final, &s->m->head, 1);
+        s->run.op->download(&s->run, logits, s->raw, (size_t)s->m->config.vocab * sizeof(float));
+    } else s->run.op->linear(&s->run, logits, x, &s->m->final, &s->m->head, 1);
     return g3__call_end(s, err);
 }
 

@@ -550,7 +550,7 @@ static int image_spans_see_both_ways(void)      // T T [I I I I] T [J J J J] T
         g.r.op->attend(&g.r, out, qkv, &a, &kv, g.rows, 12);
         for (int p = 0; p < 12; p++) {
             int low;
-            const int cols = g3__cpu_attention_row(&g.r, shown, qkv + p * 32, &a, &kv, &g.rows[p], &low);
+            const int cols = g3__cpu_attention_row(shown, qkv + p * 32, &a, &kv, &g.rows[p], g.r.a.work, &low);
             for (int j = 0; j < 12; j++) CHECK((j >= low && j < low + cols) == (seen[w][p][j] == '1'));
             for (int h = 0; h < 2; h++)
                 for (int i = 0; i < 8; i++) {                                                         // the weights times V are attend's answer
