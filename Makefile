@@ -198,6 +198,10 @@ build/cuda/%: TESTFLAGS += -O1 -D_GNU_SOURCE
 build/cuda/%: tests/cuda/%.c | build/fakecuda/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
+# Tests of whole models, on the emulated card.
+build/cuda/model/%: tests/model/%.c | build/fakecuda/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) $(TESTFLAGS) -include tests/cuda/on_card.h -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)
 build/tools/%: tests/tools/%.c
 	@mkdir -p $(@D)
 	$(CC) $(TESTFLAGS) -I. $(DEPS) $< -o $@ $(LDFLAGS) $(LDLIBS)

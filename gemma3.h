@@ -5,7 +5,7 @@
 //     #define GEMMA3_IMPLEMENTATION
 //     #include "gemma3.h"
 //
-// Everywhere else a plain #include "gemma3.h". Link with -lm -lpthread. A whole chat program:
+// Everywhere else a plain #include "gemma3.h". Link with -lm -lpthread -ldl. A whole chat program:
 //
 //     static int print(void *user, const g3_token *t) { (void)user; fwrite(t->text, 1, (size_t)t->size, stdout); return fflush(stdout); }
 //
@@ -11086,6 +11086,8 @@ static void g3__tape_stop(g3_session *s)
     for (int i = 0; i < G3__GRAPH_ROWS; i++) if (s->run.tape->graph[i].exec) c->cu.cuGraphExecDestroy(s->run.tape->graph[i].exec);
 }
 
+#else
+struct g3__card { char name[1]; };     // never opened
 #endif // GEMMA3_NO_CUDA
 
 // ------------------------------------------------------------------------------------------------------------------
@@ -11252,7 +11254,8 @@ static bool g3__model_choose(g3_model *m, bool planning, g3_error *err)
         g3__fail(&why, G3_ERR_VRAM, "%s does not fit: %s", m->card->name, p.advice);
         g3__model_no_card(m);
         g3__model_place(m, false);
-    } else if (asked == G3_BACKEND_CUDA) return planning && why.code == G3_ERR_DEVICE ? true : g3__fail(err, why.code, "%s", why.text) == G3_OK;
+    } else if (why.code == G3_ERR_MEMORY) return g3__fail(err, why.code, "%s", why.text) == G3_OK;     // the host's: no reason to go on elsewhere
+    else if (asked == G3_BACKEND_CUDA) return planning && why.code == G3_ERR_DEVICE ? true : g3__fail(err, why.code, "%s", why.text) == G3_OK;
     g3__log(m, G3_LOG_INFO, "no card: %s", why.text);
     return true;
 }

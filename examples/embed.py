@@ -21,7 +21,7 @@ struct("g3_progress", "progress_fn:P user:P")
 struct("g3_parallel", "for_fn:P width:i user:P")
 struct("g3_files", "open_fn:P read_fn:P close_fn:P width:i user:P")
 g3_model_desc = struct("g3_model_desc", "path:z backend:i device:i threads:i no_vision:? no_weights:? precise:? screened_head:? memory_limit:Q session:P sessions:i "
-                       "kernel_path:z cache_dir:z files:g3_files allocator:g3_allocator logger:g3_logger progress:g3_progress parallel:g3_parallel simd:z")
+                       "kernel_path:z libraries:z cache_dir:z files:g3_files allocator:g3_allocator logger:g3_logger progress:g3_progress parallel:g3_parallel simd:z")
 struct("g3_sampler", "greedy:? temperature:f top_k:i top_p:f min_p:f repeat_penalty:f seed:Q logprobs:? logits_fn:P user:P")
 g3_generate_desc = struct("g3_generate_desc", "sampler:g3_sampler max_tokens:i stops:P n_stops:i ignore_stop_ids:? token_fn:P user:P")
 g3_token = struct("g3_token", "id:i text:P size:i logprob:f")

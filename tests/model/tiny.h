@@ -101,6 +101,7 @@ static g3_model_desc tiny_desc(box *b, int threads)
     d.threads = threads;
     d.precise = true;
     d.no_vision = true;
+    on_card(&d);
     return d;
 }
 

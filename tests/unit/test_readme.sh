@@ -10,7 +10,7 @@ is "the program of the first screen is examples/hello.c" same "$tmp/hello.c" "$t
 sed -n -e 's,^//     *,,p' -e '/^$/q' gemma3.h | tr -d ' \n' > "$tmp/banner"
 sed -n '/^static int print/,$p' "$tmp/hello.c" | tr -d ' \n' > "$tmp/text"
 is "  and that of the banner" grep -qF -e "$(cat "$tmp/text")" "$tmp/banner"
-run ${CC:-cc} -std=c99 -Wall -Wextra -Werror -O0 -I. "$tmp/hello.c" -o "$tmp/hello" -lm -lpthread
+run ${CC:-cc} -std=c99 -Wall -Wextra -Werror -O0 -I. "$tmp/hello.c" -o "$tmp/hello" -lm -lpthread -ldl
 is "  and is built with the libraries it names" ends 0
 { printf '#include "gemma3.h"\n#include <memory>\nvoid f(const char *dir)\n{\n    g3_error err;\n'; fenced cpp 1; printf '}\n'; } > "$tmp/three.cc"
 if command -v "${CXX:-g++}" >/dev/null 2>&1; then
