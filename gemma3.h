@@ -10681,19 +10681,41 @@ typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 &
 // All pointers are the card's. Rows of one step belong to one sequence.
 //STUBS
 typedef struct g3__card_fuse { float *act; float *x; const g3__norm *post; unsigned *ticket; } g3__card_fuse;
-static void g3__card_linear(g3__card *c, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n, float *h, const g3__card_fuse *fuse, g3_error *err) { (void)c; (void)y; (void)x; (void)norm; (void)W; (void)n; (void)h; (void)fuse; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
+#define G3__ARGS(...) void *args[] = { __VA_ARGS__ }
+static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { G3__ARGS(&y, &x, (void *)(uintptr_t)norm); g3__card_launch(c, "g3k_norm", (unsigned)n, 1, 256, 0, args, err); }
+static void g3__card_linear(g3__card *c, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n, float *h, const g3__card_fuse *fuse, g3_error *err)
+{
+    (void)fuse;
+    if (norm) { g3__card_norm(c, h, x, norm, n, err); x = h; }
+    G3__ARGS(&y, &x, (void *)(uintptr_t)W, &n);
+    g3__card_launch(c, "g3k_linear_plain", (unsigned)W->rows, 1, 32, 0, args, err);
+}
 static bool g3__card_can_fuse(const g3__mat *W, int n) { (void)W; (void)n; return false; }
-static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *ids, int n, float scale, g3_error *err) { (void)c; (void)y; (void)E; (void)ids; (void)n; (void)scale; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { (void)c; (void)y; (void)x; (void)norm; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_add   (g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err) { (void)c; (void)x; (void)y; (void)norm; (void)dim; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_geglu (g3__card *c, float *y, const float *gu, int m, int n, g3_error *err) { (void)c; (void)y; (void)gu; (void)m; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_gelu  (g3__card *c, float *y, int m, int n, g3_error *err) { (void)c; (void)y; (void)m; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_pool  (g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err) { (void)c; (void)y; (void)x; (void)side; (void)k; (void)dim; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err) { (void)c; (void)angle; (void)freq; (void)rows; (void)half; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_rope  (g3__card *c, float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, int n, g3_error *err) { (void)c; (void)qkv; (void)a; (void)kv; (void)rows; (void)angle; (void)n; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n, float *parts, unsigned *tickets, g3_error *err) { (void)c; (void)y; (void)qkv; (void)a; (void)kv; (void)rows; (void)n; (void)parts; (void)tickets; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static void g3__card_rope_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, float *parts, unsigned *tickets, g3_error *err) { (void)c; (void)y; (void)qkv; (void)a; (void)kv; (void)rows; (void)angle; (void)parts; (void)tickets; g3__fail(err, G3_ERR_UNSUPPORTED, "not yet"); }
-static bool g3__card_attention_module(g3__card *c, int head_dim, g3_kv kv, g3_error *err) { (void)c; (void)head_dim; (void)kv; return g3__fail(err, G3_ERR_UNSUPPORTED, "not yet") == G3_OK; }
+static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *ids, int n, float scale, g3_error *err) { G3__ARGS(&y, (void *)(uintptr_t)E, &ids, &scale); g3__card_launch(c, "g3k_embed", (unsigned)n, 1, 128, 0, args, err); }
+static void g3__card_add   (g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err)
+{
+    int m = dim * n;
+    G3__ARGS(&x, &y, &m);
+    if (norm) g3__card_norm(c, (float *)(uintptr_t)y, y, norm, n, err);
+    g3__card_launch(c, "g3k_add", 64, 1, 256, 0, args, err);
+}
+static void g3__card_geglu (g3__card *c, float *y, const float *gu, int m, int n, g3_error *err) { G3__ARGS(&y, &gu, &m); g3__card_launch(c, "g3k_geglu", (unsigned)n, 1, 256, 0, args, err); }
+static void g3__card_gelu  (g3__card *c, float *y, int m, int n, g3_error *err) { G3__ARGS(&y, &m); g3__card_launch(c, "g3k_gelu", (unsigned)n, 1, 256, 0, args, err); }
+static void g3__card_pool  (g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err) { G3__ARGS(&y, &x, &side, &k, &dim); g3__card_launch(c, "g3k_pool", (unsigned)((side / k) * (side / k)), 1, 256, 0, args, err); }
+static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err) { G3__ARGS(&angle, &freq, &rows, &half); g3__card_launch(c, "g3k_angles", (unsigned)n, 1, 64, 0, args, err); }
+static void g3__card_rope  (g3__card *c, float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, int n, g3_error *err) { G3__ARGS(&qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows, &angle); g3__card_launch(c, "g3k_rope", (unsigned)(a->heads + 2 * a->kv_heads), (unsigned)n, 1, 0, args, err); }
+static void g3__card_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n, float *parts, unsigned *tickets, g3_error *err) { (void)parts; (void)tickets; G3__ARGS(&y, &qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows); g3__card_launch(c, "g3k_attend", (unsigned)a->heads, (unsigned)n, 1, 0, args, err); }
+static void g3__card_rope_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, float *parts, unsigned *tickets, g3_error *err)
+{
+    g3__card_rope(c, (float *)(uintptr_t)qkv, a, kv, rows, angle, 1, err);
+    g3__card_attend(c, y, qkv, a, kv, rows, 1, parts, tickets, err);
+}
+static bool g3__card_attention_module(g3__card *c, int head_dim, g3_kv kv, g3_error *err)
+{
+    char o[64];
+    snprintf(o, sizeof o, "-DG3K_HEAD_DIM=%d -DG3K_KV=%d", head_dim, (int)kv - 1);
+    return g3__card_module(c, o, err);
+}
 //STUBS END
 
 // ---- the weights' way to the card: rounds of reads into one half of a ring of pinned memory, while the other half is copied
@@ -11914,6 +11936,25 @@ static const char *const g3__kernel_source[] = {
 "// ==================================================================================================================\n",
 "\n",
 "#if G3K_REST\n",
+"// naive\n",
+"extern \"C\" __global__ void g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)\n",
+"{\n",
+"    int row = blockIdx.x, seg = 0, first = 0;\n",
+"    while (row - first >= W.seg[seg].rows) first += W.seg[seg++].rows;\n",
+"    for (int t = 0; t < n; t++) {\n",
+"        float sum = 0;\n",
+"        for (int k = (int)threadIdx.x; k < W.cols; k += 32)\n",
+"            sum = fmaf(W.transposed ? g3k__get(W.seg[seg].bits, k, row - first, W.rows) : g3k__get(W.seg[seg].bits, row - first, k, W.cols), x[(size_t)t * W.cols + k], sum);\n",
+"        sum = g3k__warp_sum(sum);\n",
+"        if (threadIdx.x == 0) y[(size_t)t * W.rows + row] = sum + (W.seg[seg].bias.data ? g3k__get(W.seg[seg].bias, 0, row - first, W.seg[seg].rows) : 0.0f);\n",
+"    }\n",
+"}\n",
+"extern \"C\" __global__ void g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)\n",
+"{\n",
+"    const int t = blockIdx.x, id = ids ? ids[t] : t;\n",
+"    if (id < 0) return;\n",
+"    for (int i = (int)threadIdx.x; i < E.cols; i += (int)blockDim.x) y[(size_t)t * E.cols + i] = g3k__get(E.seg[0].bits, id, i, E.cols) * scale;\n",
+"}\n",
 "#endif\n",
 "\n",
 "// ==================================================================================================================\n",
@@ -11925,14 +11966,46 @@ static const char *const g3__kernel_source[] = {
 "// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])\n",
 "//   x, y  float [n][dim], may be the same array\n",
 "//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory\n",
-"extern \"C\" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, g3k_norm norm)\n",
+"extern \"C\" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const __grid_constant__ g3k_norm norm)\n",
 "{\n",
 "    __shared__ float room[32];\n",
 "    const size_t row = (size_t)blockIdx.x * (size_t)norm.dim;\n",
 "    float square = 0.0f;\n",
 "    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += x[row + i] * x[row + i];\n",
+"    float mean = 0.0f;\n",
+"    if (norm.layer) {\n",
+"        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) mean += x[row + i];\n",
+"        mean = g3k__block_sum(mean, room) / (float)norm.dim;\n",
+"        square = 0.0f;\n",
+"        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += (x[row + i] - mean) * (x[row + i] - mean);\n",
+"    }\n",
 "    const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);\n",
-"    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));\n",
+"    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x)\n",
+"        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__get(norm.w, 0, i, norm.dim) + g3k__get(norm.b, 0, i, norm.dim) : x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));\n",
+"}\n",
+"extern \"C\" __global__ void g3k_add(float *x, const float *y, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] += y[i]; }\n",
+"static __device__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }\n",
+"extern \"C\" __global__ void g3k_geglu(float *y, const float *gu, int m)\n",
+"{\n",
+"    for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(gu[(size_t)blockIdx.x * 2 * m + i]) * gu[(size_t)blockIdx.x * 2 * m + m + i];\n",
+"}\n",
+"extern \"C\" __global__ void g3k_gelu(float *y, int m) { for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(y[(size_t)blockIdx.x * m + i]); }\n",
+"extern \"C\" __global__ void g3k_pool(float *y, const float *x, int side, int k, int dim)\n",
+"{\n",
+"    const int out = side / k, cell = blockIdx.x;\n",
+"    for (int i = threadIdx.x; i < dim; i += blockDim.x) {\n",
+"        float sum = 0;\n",
+"        for (int p = 0; p < k * k; p++) sum += x[((size_t)(cell / out * k + p / k) * side + cell % out * k + p % k) * dim + i];\n",
+"        y[(size_t)cell * dim + i] = sum / (float)(k * k);\n",
+"    }\n",
+"}\n",
+"extern \"C\" __global__ void g3k_angles(float *angle, const float *freq, const g3k_row *rows, int half)\n",
+"{\n",
+"    for (int i = threadIdx.x; i < half; i += blockDim.x) {\n",
+"        float a = (float)rows[blockIdx.x].pos * freq[i];\n",
+"        angle[((size_t)blockIdx.x * half + i) * 2] = cosf(a);\n",
+"        angle[((size_t)blockIdx.x * half + i) * 2 + 1] = sinf(a);\n",
+"    }\n",
 "}\n",
 "#endif\n",
 "\n",
@@ -11941,6 +12014,53 @@ static const char *const g3__kernel_source[] = {
 "// ==================================================================================================================\n",
 "\n",
 "#if G3K_ATTENTION\n",
+"static __device__ void g3k__put(void *codes, float *scales, const g3k_kv &kv, int head, int pos, const float *x)\n",
+"{\n",
+"    const size_t row = (size_t)head * kv.rows + pos % kv.rows, at = row * kv.head_dim;\n",
+"    for (int i = 0; i < kv.head_dim; i++) {\n",
+"        if (G3K_KV == 0) ((float *)codes)[at + i] = x[i];\n",
+"        else { unsigned u = __float_as_uint(x[i]); ((g3k__u16 *)codes)[at + i] = (g3k__u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16); }\n",
+"    }\n",
+"}\n",
+"static __device__ float g3k__kv_at(const void *codes, size_t at) { return G3K_KV == 0 ? ((const float *)codes)[at] : g3k__bf16(((const g3k__u16 *)codes)[at]); }\n",
+"extern \"C\" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread\n",
+"{\n",
+"    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, half = d / 2;\n",
+"    float *x = qkv + ((size_t)t * gridDim.x + h) * d;\n",
+"    if (h < a.heads + a.kv_heads) {\n",
+"        const bool q = h < a.heads;\n",
+"        if ((q ? a.q_norm.dim : a.k_norm.dim)) {\n",
+"            float s = 0;\n",
+"            for (int i = 0; i < d; i++) s += x[i] * x[i];\n",
+"            s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));\n",
+"            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + (q ? g3k__get(a.q_norm.w, 0, i, d) : g3k__get(a.k_norm.w, 0, i, d)));\n",
+"        }\n",
+"        if (angle) for (int i = 0; i < half; i++) {\n",
+"            const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];\n",
+"            x[i] = u * c - v * s;\n",
+"            x[i + half] = v * c + u * s;\n",
+"        }\n",
+"        if (!q) g3k__put(kv.k, kv.k_scale, kv, h - a.heads, rows[t].pos, x);\n",
+"    } else g3k__put(kv.v, kv.v_scale, kv, h - a.heads - a.kv_heads, rows[t].pos, x);\n",
+"}\n",
+"extern \"C\" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows)        // grid (heads, n), 1 thread\n",
+"{\n",
+"    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, g = h / (a.heads / a.kv_heads), pos = rows[t].pos, low = a.window && pos >= a.window ? pos - a.window + 1 : 0;\n",
+"    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * d;\n",
+"    float *o = y + ((size_t)t * a.heads + h) * d, top = __uint_as_float(0xff800000u), sum = 0;\n",
+"    for (int i = 0; i < d; i++) o[i] = 0;\n",
+"    for (int p = low; p <= rows[t].span; p++) {\n",
+"        const size_t at = ((size_t)g * kv.rows + p % kv.rows) * d;\n",
+"        float s = 0;\n",
+"        for (int i = 0; i < d; i++) s = fmaf(q[i], g3k__kv_at(kv.k, at + i), s);\n",
+"        s *= a.scale;\n",
+"        if (s > top) { const float f = expf(top - s); sum *= f; for (int i = 0; i < d; i++) o[i] *= f; top = s; }\n",
+"        const float w = expf(s - top);\n",
+"        sum += w;\n",
+"        for (int i = 0; i < d; i++) o[i] = fmaf(w, g3k__kv_at(kv.v, at + i), o[i]);\n",
+"    }\n",
+"    for (int i = 0; i < d; i++) o[i] /= sum;\n",
+"}\n",
 "#endif\n",
 //<embed
 NULL };

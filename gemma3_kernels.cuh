@@ -162,6 +162,25 @@ static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)
 // ==================================================================================================================
 
 #if G3K_REST
+// naive
+extern "C" __global__ void g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)
+{
+    int row = blockIdx.x, seg = 0, first = 0;
+    while (row - first >= W.seg[seg].rows) first += W.seg[seg++].rows;
+    for (int t = 0; t < n; t++) {
+        float sum = 0;
+        for (int k = (int)threadIdx.x; k < W.cols; k += 32)
+            sum = fmaf(W.transposed ? g3k__get(W.seg[seg].bits, k, row - first, W.rows) : g3k__get(W.seg[seg].bits, row - first, k, W.cols), x[(size_t)t * W.cols + k], sum);
+        sum = g3k__warp_sum(sum);
+        if (threadIdx.x == 0) y[(size_t)t * W.rows + row] = sum + (W.seg[seg].bias.data ? g3k__get(W.seg[seg].bias, 0, row - first, W.seg[seg].rows) : 0.0f);
+    }
+}
+extern "C" __global__ void g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)
+{
+    const int t = blockIdx.x, id = ids ? ids[t] : t;
+    if (id < 0) return;
+    for (int i = (int)threadIdx.x; i < E.cols; i += (int)blockDim.x) y[(size_t)t * E.cols + i] = g3k__get(E.seg[0].bits, id, i, E.cols) * scale;
+}
 #endif
 
 // ==================================================================================================================
@@ -173,14 +192,46 @@ static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)
 // RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])
 //   x, y  float [n][dim], may be the same array
 //   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory
-extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, g3k_norm norm)
+extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const __grid_constant__ g3k_norm norm)
 {
     __shared__ float room[32];
     const size_t row = (size_t)blockIdx.x * (size_t)norm.dim;
     float square = 0.0f;
     for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += x[row + i] * x[row + i];
+    float mean = 0.0f;
+    if (norm.layer) {
+        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) mean += x[row + i];
+        mean = g3k__block_sum(mean, room) / (float)norm.dim;
+        square = 0.0f;
+        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += (x[row + i] - mean) * (x[row + i] - mean);
+    }
     const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);
-    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) y[row + i] = x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));
+    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x)
+        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__get(norm.w, 0, i, norm.dim) + g3k__get(norm.b, 0, i, norm.dim) : x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));
+}
+extern "C" __global__ void g3k_add(float *x, const float *y, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] += y[i]; }
+static __device__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }
+extern "C" __global__ void g3k_geglu(float *y, const float *gu, int m)
+{
+    for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(gu[(size_t)blockIdx.x * 2 * m + i]) * gu[(size_t)blockIdx.x * 2 * m + m + i];
+}
+extern "C" __global__ void g3k_gelu(float *y, int m) { for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(y[(size_t)blockIdx.x * m + i]); }
+extern "C" __global__ void g3k_pool(float *y, const float *x, int side, int k, int dim)
+{
+    const int out = side / k, cell = blockIdx.x;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        float sum = 0;
+        for (int p = 0; p < k * k; p++) sum += x[((size_t)(cell / out * k + p / k) * side + cell % out * k + p % k) * dim + i];
+        y[(size_t)cell * dim + i] = sum / (float)(k * k);
+    }
+}
+extern "C" __global__ void g3k_angles(float *angle, const float *freq, const g3k_row *rows, int half)
+{
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+        float a = (float)rows[blockIdx.x].pos * freq[i];
+        angle[((size_t)blockIdx.x * half + i) * 2] = cosf(a);
+        angle[((size_t)blockIdx.x * half + i) * 2 + 1] = sinf(a);
+    }
 }
 #endif
 
@@ -189,4 +240,51 @@ extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const floa
 // ==================================================================================================================
 
 #if G3K_ATTENTION
+static __device__ void g3k__put(void *codes, float *scales, const g3k_kv &kv, int head, int pos, const float *x)
+{
+    const size_t row = (size_t)head * kv.rows + pos % kv.rows, at = row * kv.head_dim;
+    for (int i = 0; i < kv.head_dim; i++) {
+        if (G3K_KV == 0) ((float *)codes)[at + i] = x[i];
+        else { unsigned u = __float_as_uint(x[i]); ((g3k__u16 *)codes)[at + i] = (g3k__u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16); }
+    }
+}
+static __device__ float g3k__kv_at(const void *codes, size_t at) { return G3K_KV == 0 ? ((const float *)codes)[at] : g3k__bf16(((const g3k__u16 *)codes)[at]); }
+extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread
+{
+    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, half = d / 2;
+    float *x = qkv + ((size_t)t * gridDim.x + h) * d;
+    if (h < a.heads + a.kv_heads) {
+        const bool q = h < a.heads;
+        if ((q ? a.q_norm.dim : a.k_norm.dim)) {
+            float s = 0;
+            for (int i = 0; i < d; i++) s += x[i] * x[i];
+            s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));
+            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + (q ? g3k__get(a.q_norm.w, 0, i, d) : g3k__get(a.k_norm.w, 0, i, d)));
+        }
+        if (angle) for (int i = 0; i < half; i++) {
+            const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];
+            x[i] = u * c - v * s;
+            x[i + half] = v * c + u * s;
+        }
+        if (!q) g3k__put(kv.k, kv.k_scale, kv, h - a.heads, rows[t].pos, x);
+    } else g3k__put(kv.v, kv.v_scale, kv, h - a.heads - a.kv_heads, rows[t].pos, x);
+}
+extern "C" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows)        // grid (heads, n), 1 thread
+{
+    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, g = h / (a.heads / a.kv_heads), pos = rows[t].pos, low = a.window && pos >= a.window ? pos - a.window + 1 : 0;
+    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * d;
+    float *o = y + ((size_t)t * a.heads + h) * d, top = __uint_as_float(0xff800000u), sum = 0;
+    for (int i = 0; i < d; i++) o[i] = 0;
+    for (int p = low; p <= rows[t].span; p++) {
+        const size_t at = ((size_t)g * kv.rows + p % kv.rows) * d;
+        float s = 0;
+        for (int i = 0; i < d; i++) s = fmaf(q[i], g3k__kv_at(kv.k, at + i), s);
+        s *= a.scale;
+        if (s > top) { const float f = expf(top - s); sum *= f; for (int i = 0; i < d; i++) o[i] *= f; top = s; }
+        const float w = expf(s - top);
+        sum += w;
+        for (int i = 0; i < d; i++) o[i] = fmaf(w, g3k__kv_at(kv.v, at + i), o[i]);
+    }
+    for (int i = 0; i < d; i++) o[i] /= sum;
+}
 #endif

@@ -72,11 +72,12 @@ typedef struct settings {
     bool              pan_and_scan, raw, plan, quiet, verbose, color;
     const char       *notes[MAX_NOTES], *note_flags[MAX_NOTES]; int n_notes;   // flags of other programs, and what happens instead
     bool screen_if_it_fits;                              // --screened-head auto
+    const char *cache;                                   // --kernel-cache
 } settings;
 
 typedef enum flag_id {
     F_MODEL, F_PROMPT, F_FILE, F_IMAGE, F_PAN, F_SYSTEM, F_PREDICT, F_CONTEXT, F_BATCH, F_THREADS, F_TEMP, F_TOP_K, F_TOP_P, F_MIN_P, F_PENALTY, F_SEED, F_STOP,
-    F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_PRECISE, F_SCREENED, F_NO_VISION, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
+    F_IGNORE_EOS, F_RAW, F_KV, F_DEVICE, F_DEVICES, F_KERNELS, F_CACHE, F_LIBRARIES, F_PRECISE, F_SCREENED, F_NO_VISION, F_MEMORY, F_PLAN, F_COLOR, F_QUIET, F_VERBOSE, F_HELP, F_VERSION, F_NOTHING
 } flag_id;
 
 typedef struct flag { flag_id id; const char *names, *value, *help; } flag;   // value: NULL none, [..] may be left out
@@ -104,6 +105,9 @@ static const flag flags[] = {
     { F_KV,       "--kv -ctk --cache-type-k -ctv --cache-type-v", "TYPE", "keys and values as f32, bf16, fp8 or int8 (bf16)" },
     { F_DEVICE,   "--device -dev",                "NAME",    "auto, cpu or cuda[:N]" },
     { F_DEVICES,  "--list-devices",               NULL,      "say what --device can be, and leave" },
+    { F_KERNELS,  "--kernels",                    "FILE",    "compile this .cuh instead of the built-in kernels, or load a .ptx or .cubin" },
+    { F_CACHE,    "--kernel-cache",               "DIR",     "keep compiled kernels there, none: nowhere (gemma3 in the user's cache directory)" },
+    { F_LIBRARIES, "--cuda-libraries",            "DIRS",    "look for the CUDA driver and NVRTC there first; several are parted by ':' (Windows: ';')" },
     { F_PRECISE,  "--precise",                    NULL,      "float32 activations everywhere: slower, closest to the reference" },
     { F_SCREENED, "--screened-head",              "WHEN",    "on, off or auto: find the likeliest tokens with an 8-bit copy of the head first" },
     { F_NO_VISION, "--no-vision --no-mmproj",     NULL,      "leave the vision tower out of memory: text only" },
@@ -310,8 +314,11 @@ static bool set_flag(settings *o, const flag *f, const char *name, const char *v
     case F_KV:      return set_kv(o, name, v);
     case F_DEVICE:  return set_device(o, name, v);
     case F_DEVICES:
-        puts("auto\ncpu\ncuda[:N]    an NVIDIA card, where the build brings that backend");
+        puts("auto\ncpu\ncuda[:N]    an NVIDIA card, from compute capability 8.0 on; auto takes it where the model fits");
         exit(0);
+    case F_KERNELS: o->open.kernel_path = v; return true;
+    case F_CACHE:   o->cache = v; return true;
+    case F_LIBRARIES: o->open.libraries = v; return true;
     case F_PRECISE: o->open.precise = true; return true;
     case F_NO_VISION: o->open.no_vision = true; return true;
     case F_SCREENED: o->screen_if_it_fits = !strcmp(v, "auto"); return set_switch(name, v, false, &o->open.screened_head);
@@ -1049,6 +1056,15 @@ static const char *choose_model(const char *asked, char *buf, size_t size)
     return NULL;
 }
 
+// Where compiled kernels are kept. Without --kernel-cache: gemma3 in the user's cache directory, which the library makes; NULL: nowhere.
+static const char *kernel_cache(const char *asked, char *buf, size_t size)
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME"), *local = getenv("LOCALAPPDATA");
+    if (asked) return strcmp(asked, "none") ? asked : NULL;
+    int n = base && *base ? snprintf(buf, size, "%s/gemma3", base) : local && *local ? snprintf(buf, size, "%s/gemma3", local) : home && *home ? snprintf(buf, size, "%s/.cache/gemma3", home) : 0;
+    return n > 0 && (size_t)n < size ? buf : NULL;
+}
+
 // The 8-bit copy of the head makes writing faster; by default it is taken where it fits beside all that was asked for.
 static bool open_all(chat *c, g3_error *err)
 {
@@ -1096,7 +1112,7 @@ int main(int argc, char **argv)
 {
     settings o;
     chat c;
-    char dir[4096];
+    char dir[4096], cache[4096];
     memset(&o, 0, sizeof o);
     memset(&c, 0, sizeof c);
     o.screen_if_it_fits = true;
@@ -1108,6 +1124,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < o.n_notes; i++) note("chat: %s: %s", o.note_flags[i], o.notes[i]);
     o.open.path = choose_model(o.model, dir, sizeof dir);
     if (!o.open.path) { complain("no model here: `make model` fetches a small one, -m DIR names another"); return 1; }
+    if (o.open.backend != G3_BACKEND_CPU && !o.plan) o.open.cache_dir = kernel_cache(o.cache, cache, sizeof cache);
     o.open.session = &o.session;
     o.open.sessions = 1;
     o.open.logger.log_fn = on_log;
