@@ -1421,6 +1421,7 @@ typedef struct g3__bits {
     const void *scale;                 // F8: one number for the whole tensor, of scale_format (G3__F32, G3__BF16 or G3__F16); NULL: 1
     int scale_format;
     bool tiled;                        // rows lie interleaved, see g3__tiles; then only g3__decode_row and >>simd can read it
+    signed char map;                   // on a card: number of nested_map in its constant memory, -1: not there
 } g3__bits;
 
 // scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset.
@@ -5717,7 +5718,7 @@ static const char *g3__weights_item(const g3__weights *s, int i)
 }
 
 // Where the parts of every weight lie; place may be NULL while counting.
-typedef struct g3__place { char *data, *absmax, *nested_absmax, *nested_map; } g3__place;
+typedef struct g3__place { char *data, *absmax, *nested_absmax, *nested_map; signed char map; } g3__place;      // map: see g3__bits
 
 // place: [s->n + 1], the last for the screened head: codes, scales, bounds.
 static void g3__lay_model(g3__layout *l, const g3__config *c, const g3__weights *s, g3__place *place)
@@ -6373,7 +6374,9 @@ static bool g3__load_rounds(g3__loading *l, g3__pool *pool, int readers, g3_erro
 
 #ifndef GEMMA3_NO_CUDA
 static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_error *err);
+static bool g3__load_maps(g3_model *m, g3__place *place, g3_error *err);
 #else
+static bool g3__load_maps(g3_model *m, g3__place *place, g3_error *err) { (void)m; (void)place; (void)err; return false; }
 static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_error *err) { (void)l; (void)pool; (void)readers; (void)err; return false; }
 #endif
 
@@ -6461,6 +6464,7 @@ static g3__bits g3__weight_bits(const g3_model *m, const g3__weight *w, const g3
     b.nested_offset = w->nested_offset;
     b.blocksize = w->blocksize;
     b.nested_blocksize = w->nested_blocksize;
+    b.map = p->map;
     return b;
 }
 
@@ -6638,7 +6642,7 @@ static bool g3__load_all(g3_model *m, g3_error *err)
     if (ok) {
         l.base = m->arena;
         g3__lay_model(&l, &m->config, &m->weights, place);
-        ok = g3__load_weights(m, place, err);
+        ok = g3__load_weights(m, place, err) && (!m->card || g3__load_maps(m, place, err));
     }
     if (ok) g3__load_tower(m, place);
     if (ok && m->weights.vision) ok = g3__load_vision(m, place, err);
@@ -10436,6 +10440,7 @@ typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are poi
     X(cuModuleLoadData,              (void **module, const void *image)) \
     X(cuModuleUnload,                (void *module)) \
     X(cuModuleGetFunction,           (void **kernel, void *module, const char *name)) \
+    X(cuModuleGetGlobal_v2,          (g3__cu_ptr *p, size_t *size, void *module, const char *name)) \
     X(cuFuncSetAttribute,            (void *kernel, int attribute, int value)) \
     X(cuLaunchKernel,                (void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **args, void **extra)) \
     X(cuGraphInstantiateWithFlags,   (void **exec, void *graph, unsigned long long flags)) \
@@ -10475,6 +10480,8 @@ struct g3__card {                      // one card, as one model uses it
     int n_modules;
     struct { void *kernel; int shared; char name[40]; } kernel[G3__CARD_KERNELS];
     int n_kernels;
+    float map[4][256];                 // g3k_maps
+    int n_maps;
 };
 
 static bool g3__card_ok(g3__card *c, int code, const char *call, g3_error *err)        // true: the call succeeded
@@ -10683,15 +10690,46 @@ typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 &
 typedef struct g3__card_fuse { float *act; float *x; const g3__norm *post; unsigned *ticket; } g3__card_fuse;
 #define G3__ARGS(...) void *args[] = { __VA_ARGS__ }
 static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { G3__ARGS(&y, &x, (void *)(uintptr_t)norm); g3__card_launch(c, "g3k_norm", (unsigned)n, 1, 256, 0, args, err); }
+
+// ---- linear
+
+enum { G3__CARD_ROWS = 8, G3__CARD_MANY = 32 };          // rows of x that a block multiplies at once: of a step that writes, of a prompt
+
+typedef struct g3__card_fused { float *act, *x; unsigned *ticket; g3__norm post; } g3__card_fused;      // g3k_fuse
+
+static bool g3__card_tiled(const g3__mat *W)             // all segments lie in tiles
+{
+    for (int i = 0; i < W->n_segs; i++) if (!W->seg[i].bits.tiled) return false;
+    return !W->transposed;
+}
+
+static bool g3__card_can_fuse(const g3__mat *W, int n) { return n <= G3__CARD_ROWS && g3__card_tiled(W); }
+
 static void g3__card_linear(g3__card *c, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n, float *h, const g3__card_fuse *fuse, g3_error *err)
 {
-    (void)fuse;
-    if (norm) { g3__card_norm(c, h, x, norm, n, err); x = h; }
-    G3__ARGS(&y, &x, (void *)(uintptr_t)W, &n);
-    g3__card_launch(c, "g3k_linear_plain", (unsigned)W->rows, 1, 32, 0, args, err);
+    const unsigned many = (unsigned)(n > G3__CARD_ROWS ? G3__CARD_MANY : G3__CARD_ROWS), tiles = (unsigned)W->rows / G3__TILE_ROWS, chunks = ((unsigned)W->cols + 63) / 64;
+    const unsigned splits = chunks >= 32 ? 4 : chunks >= 8 ? 2 : 1;                      // by the shape alone
+    g3__norm none = G3__ZERO;
+    g3__card_fused f = G3__ZERO;
+    if (norm && (norm->layer || !g3__card_tiled(W))) { g3__card_norm(c, h, x, norm, n, err); x = h; norm = NULL; }
+    if (fuse) { f.act = fuse->act; f.x = fuse->x; f.ticket = fuse->ticket; }
+    if (fuse && fuse->post) f.post = *fuse->post;
+    if (!norm) norm = &none;
+    if (g3__card_tiled(W)) {
+        void *args[6] = { &y, &x, (void *)(uintptr_t)norm, (void *)(uintptr_t)W, &n, &f };
+        g3__card_launch(c, n > G3__CARD_ROWS ? "g3k_linear_many" : "g3k_linear", (tiles + 1) / 2, ((unsigned)n + many - 1) / many, 64 * splits, 0, args, err);
+    } else {
+        void *args[4] = { &y, &x, (void *)(uintptr_t)W, &n };
+        g3__card_launch(c, "g3k_linear_plain", ((unsigned)W->rows + 3) / 4, ((unsigned)n + 7) / 8, 128, 0, args, err);
+    }
 }
-static bool g3__card_can_fuse(const g3__mat *W, int n) { (void)W; (void)n; return false; }
-static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *ids, int n, float scale, g3_error *err) { G3__ARGS(&y, (void *)(uintptr_t)E, &ids, &scale); g3__card_launch(c, "g3k_embed", (unsigned)n, 1, 128, 0, args, err); }
+
+static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *ids, int n, float scale, g3_error *err)
+{
+    void *args[4] = { &y, (void *)(uintptr_t)E, &ids, &scale };
+    g3__card_launch(c, "g3k_embed", (unsigned)n, 1, 256, 0, args, err);
+}
+
 static void g3__card_add   (g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err)
 {
     int m = dim * n;
@@ -10717,6 +10755,38 @@ static bool g3__card_attention_module(g3__card *c, int head_dim, g3_kv kv, g3_er
     return g3__card_module(c, o, err);
 }
 //STUBS END
+
+// ---- tables of double quantisation. A checkpoint has one, or a few: they go into constant memory, where looking something up costs no traffic
+
+static int g3__card_map(g3__card *c, const float map[256], g3_error *err)        // its number; -1: there are more than fit
+{
+    g3__cu_ptr there = 0;
+    size_t size = 0;
+    int i = 0;
+    while (i < c->n_maps && memcmp(c->map[i], map, sizeof c->map[i])) i++;
+    if (i < c->n_maps) return i;
+    if (i == G3__COUNT(c->map)) return -1;
+    memcpy(c->map[c->n_maps++], map, sizeof c->map[i]);
+    for (int m = 0; m < c->n_modules; m++) {
+        if (c->cu.cuModuleGetGlobal_v2(&there, &size, c->module[m].module, "g3k_maps")) continue;      // kernels of attention have none
+        if (!G3__CARD(c, err, cuMemcpyHtoDAsync_v2, (there, c->map, sizeof c->map, c->stream)) || !g3__card_sync(c, err)) return -1;
+    }
+    return i;
+}
+
+static bool g3__load_maps(g3_model *m, g3__place *place, g3_error *err)
+{
+    g3__card *c = m->card;
+    float map[256];
+    for (int i = 0; i < m->weights.n; i++) {
+        place[i].map = -1;
+        if (!place[i].nested_map) continue;
+        if (!G3__CARD(c, err, cuMemcpyDtoHAsync_v2, (map, (g3__cu_ptr)(uintptr_t)place[i].nested_map, sizeof map, c->stream)) || !g3__card_sync(c, err)) return false;
+        place[i].map = (signed char)g3__card_map(c, map, err);
+        if (err->code) return false;
+    }
+    return true;
+}
 
 // ---- the weights' way to the card: rounds of reads into one half of a ring of pinned memory, while the other half is copied
 
@@ -11820,6 +11890,7 @@ static const char *const g3__kernel_source[] = {
 "    const void *scale;\n",
 "    int scale_format;\n",
 "    bool tiled;\n",
+"    signed char map;\n",
 "};\n",
 "struct g3k_seg  { int rows; g3k_bits bits, bias; };\n",
 "struct g3k_mat  { int rows, cols, n_segs; g3k_seg seg[3]; bool transposed; };\n",
@@ -11872,7 +11943,7 @@ static const char *const g3__kernel_source[] = {
 "}\n",
 "\n",
 "// Element (row, col) of a matrix of `cols` columns, in any format, tiled or as stored: exact, and slow. What is fast decodes for itself.\n",
-"static __device__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)\n",
+"static __device__ __forceinline__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)\n",
 "{\n",
 "    const size_t i = row * cols + col;\n",
 "    const char *data = (const char *)w.data;\n",
@@ -11896,6 +11967,14 @@ static const char *const g3__kernel_source[] = {
 "    return 0.0f;\n",
 "}\n",
 "\n",
+"// Element i of a norm's weights or of a bias: float, bf16 or half. The host sees to it that they are no other format.\n",
+"static __device__ __forceinline__ float g3k__dense(const g3k_bits &w, int i)\n",
+"{\n",
+"    if (w.format == G3K_F32) return ((const float *)w.data)[i];\n",
+"    const g3k__u16 h = ((const g3k__u16 *)w.data)[i];\n",
+"    return w.format == G3K_BF16 ? g3k__bf16(h) : g3k__f16(h);\n",
+"}\n",
+"\n",
 "// ---- sums over a warp and a block: the same tree for every run\n",
 "\n",
 "static __device__ __forceinline__ float g3k__warp_sum(float v)\n",
@@ -11905,7 +11984,7 @@ static const char *const g3__kernel_source[] = {
 "}\n",
 "\n",
 "// In every thread; room: one float per warp, in shared memory, free for use again on return.\n",
-"static __device__ float g3k__block_sum(float v, float *room)\n",
+"static __device__ __forceinline__ float g3k__block_sum(float v, float *room)\n",
 "{\n",
 "    const unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;\n",
 "    v = g3k__warp_sum(v);\n",
@@ -11916,19 +11995,22 @@ static const char *const g3__kernel_source[] = {
 "    return v;\n",
 "}\n",
 "\n",
-"// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then seen.\n",
-"static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)\n",
+"static __device__ __forceinline__ float g3k__fresh(const float *p) { return *(const volatile float *)p; }      // as the other blocks of this launch left it\n",
+"\n",
+"// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then\n",
+"// seen. room: 4 bytes of shared memory.\n",
+"static __device__ __forceinline__ bool g3k__last_block(unsigned *ticket, unsigned blocks, void *room)\n",
 "{\n",
-"    __shared__ bool last;\n",
+"    unsigned *last = (unsigned *)room;\n",
 "    __threadfence();\n",
 "    __syncthreads();\n",
 "    if (threadIdx.x == 0) {\n",
-"        last = atomicAdd(ticket, 1u) == blocks - 1;\n",
-"        if (last) *ticket = 0;\n",
+"        *last = atomicAdd(ticket, 1u) == blocks - 1;\n",
+"        if (*last) *ticket = 0;\n",
 "    }\n",
 "    __syncthreads();\n",
-"    if (last) __threadfence();\n",
-"    return last;\n",
+"    if (*last) __threadfence();\n",
+"    return *last;\n",
 "}\n",
 "\n",
 "// ==================================================================================================================\n",
@@ -11936,23 +12018,340 @@ static const char *const g3__kernel_source[] = {
 "// ==================================================================================================================\n",
 "\n",
 "#if G3K_REST\n",
-"// naive\n",
-"extern \"C\" __global__ void g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)\n",
+"\n",
+"#ifndef G3K_PRECISE\n",
+"#define G3K_PRECISE 0\n",
+"#endif\n",
+"\n",
+"// y[t][r] = sum over k of W[r][k] h[t][k] + b[r],  h = x, or with a norm h[t][k] = x[t][k] (1 + w[k]) / sqrt(mean of x[t]^2 + eps)\n",
+"//\n",
+"// Tensor cores multiply 16 rows of W by 16 columns, times 8 rows of x (mma.m16n8k16, bf16 in, float out), whether there are 8 rows of x or one:\n",
+"// the card waits for W, not for them. W comes in tiles (g3k__tiled): of 32 bytes of each of 16 rows, lane 4 g + t loads bytes [8 t, 8 t + 8) of\n",
+"// rows 2 g and 2 g + 1, 16 bytes that lie together, and keeps them: mma's row g is row 2 g of the tile, its row g + 8 is row 2 g + 1, and its\n",
+"// columns are dealt out so that the four numbers which a lane holds of a row in step s are columns 4 s .. 4 s + 3 of its part. A and B agree\n",
+"// about that, so nothing is shuffled. What a lane has of the result: rows 2 g and 2 g + 1, rows 2 t and 2 t + 1 of x.\n",
+"//\n",
+"// Codes become bf16 by byte permutes of tables in registers; the 64 products of a block are summed first, then multiplied by the block's scale.\n",
+"// G3K_PRECISE: codes are sums of two bf16 numbers, h of three, and what matters of the six products is added: near float32.\n",
+"// The norm's factor 1 / sqrt(...) is taken out of the sum: the squares are gathered in the same pass.\n",
+"//\n",
+"// A block does 2 tiles with `splits` warps each, which share the columns, in chunks of 64; their sums are added in order. Which warp does what\n",
+"// depends on the shape of W alone, so a row of y has the same bits whatever the number of rows of x.\n",
+"\n",
+"struct g3k_fuse {                       // what is done with the result besides; all null: nothing\n",
+"    float *act;                         // W is gate over up: act[t][i] = gelu(gate[i]) up[i] instead of y\n",
+"    float *x;                           // the block that comes last does x += norm(y), or x += y where post.dim is 0\n",
+"    unsigned *ticket;\n",
+"    g3k_norm post;\n",
+"};\n",
+"\n",
+"// Distinct tables of double quantisation; a weight's `map` is its number here, or -1: then it is read where it lies.\n",
+"__constant__ float g3k_maps[4][256];\n",
+"\n",
+"static __device__ __forceinline__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }\n",
+"\n",
+"static __device__ __forceinline__ void g3k__mma(float c[4], const g3k__u32 a[4], const g3k__u32 b[2])\n",
 "{\n",
-"    int row = blockIdx.x, seg = 0, first = 0;\n",
-"    while (row - first >= W.seg[seg].rows) first += W.seg[seg++].rows;\n",
-"    for (int t = 0; t < n; t++) {\n",
-"        float sum = 0;\n",
-"        for (int k = (int)threadIdx.x; k < W.cols; k += 32)\n",
-"            sum = fmaf(W.transposed ? g3k__get(W.seg[seg].bits, k, row - first, W.rows) : g3k__get(W.seg[seg].bits, row - first, k, W.cols), x[(size_t)t * W.cols + k], sum);\n",
-"        sum = g3k__warp_sum(sum);\n",
-"        if (threadIdx.x == 0) y[(size_t)t * W.rows + row] = sum + (W.seg[seg].bias.data ? g3k__get(W.seg[seg].bias, 0, row - first, W.seg[seg].rows) : 0.0f);\n",
+"    asm(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\"\n",
+"        : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b[0]), \"r\"(b[1]));\n",
+"}\n",
+"\n",
+"static __device__ __forceinline__ g3k__u32 g3k__pair(float low, float high)       // two numbers as bf16, side by side\n",
+"{\n",
+"    g3k__u32 pair;\n",
+"    asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(pair) : \"f\"(high), \"f\"(low));\n",
+"    return pair;\n",
+"}\n",
+"\n",
+"static __device__ __forceinline__ uint4 g3k__stream(const void *p)                // 16 bytes that are read once\n",
+"{\n",
+"    uint4 v;\n",
+"    asm volatile(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\" : \"=r\"(v.x), \"=r\"(v.y), \"=r\"(v.z), \"=r\"(v.w) : \"l\"(p));\n",
+"    return v;\n",
+"}\n",
+"\n",
+"// The bf16 bits of the 16 codes, and of what is left of them: low bytes of codes 0-3, 4-7, 8-11, 12-15, then high bytes.\n",
+"__constant__ const g3k__u32 g3k_codes[2][2][8] = {\n",
+"    { { 0xca063280u, 0x00ba3d92u, 0xad7c25a3u, 0x803910e2u, 0xbebfbfbfu, 0x00bdbebeu, 0x3e3e3e3du, 0x3f3f3f3eu },\n",
+"      { 0xcad66700u, 0x0071553bu, 0xce9c5420u, 0x009ef537u, 0xb9baba00u, 0x00b9b93au, 0x3737b9b7u, 0x003938bau } },\n",
+"    { { 0x802bab00u, 0x802b00abu, 0x802bab00u, 0x802b00abu, 0x3f3f3b00u, 0x3e3e3f3eu, 0xbfbfbb00u, 0xbebebfbeu },\n",
+"      { 0x00ab2b00u, 0x00ab002bu, 0x00ab2b00u, 0x00ab002bu, 0x00bab700u, 0x00b900bau, 0x003a3700u, 0x0039003au } }\n",
+"};\n",
+"\n",
+"// Four codes, bytes `at` and `at` + 1 of the word (at 0 or 2; the high nibble comes first), as two pairs of bf16.\n",
+"static __device__ __forceinline__ void g3k__decode(const g3k__u32 table[8], g3k__u32 word, int at, g3k__u32 &first, g3k__u32 &second)\n",
+"{\n",
+"    const g3k__u32 nibbles = at ? word >> 16 : word, eight = nibbles & 0x7777u, upper = __byte_perm(0x0000ff00u, 0, nibbles >> 3 & 0x1111u);      // upper: of codes 8 to 15\n",
+"    const g3k__u32 low = (__byte_perm(table[0], table[1], eight) & ~upper) | (__byte_perm(table[2], table[3], eight) & upper);\n",
+"    const g3k__u32 high = (__byte_perm(table[4], table[5], eight) & ~upper) | (__byte_perm(table[6], table[7], eight) & upper);\n",
+"    first = __byte_perm(low, high, 0x4051);\n",
+"    second = __byte_perm(low, high, 0x6273);\n",
+"}\n",
+"\n",
+"static __device__ __forceinline__ float4 g3k__gain(const g3k_norm &norm, int k)\n",
+"{\n",
+"    if (norm.w.format == G3K_BF16) {\n",
+"        const uint2 w = *(const uint2 *)((const g3k__u16 *)norm.w.data + k);\n",
+"        return make_float4(1.0f + g3k__bf16((g3k__u16)w.x), 1.0f + g3k__bf16((g3k__u16)(w.x >> 16)), 1.0f + g3k__bf16((g3k__u16)w.y), 1.0f + g3k__bf16((g3k__u16)(w.y >> 16)));\n",
+"    }\n",
+"    return make_float4(1.0f + g3k__dense(norm.w, k), 1.0f + g3k__dense(norm.w, k + 1), 1.0f + g3k__dense(norm.w, k + 2), 1.0f + g3k__dense(norm.w, k + 3));\n",
+"}\n",
+"\n",
+"template <int NT> struct g3k__columns {  // 8 NT rows of x\n",
+"    const float *x[NT];                 // the lane's, of each eight; nullptr: not there\n",
+"    float squares[NT];\n",
+"    bool normed;\n",
+"};\n",
+"\n",
+"// acc += A B for one step of 16 columns: A in one or two terms, B made of four numbers of each of the lane's rows of x.\n",
+"template <int NT> static __device__ __forceinline__ void g3k__step(float acc[NT][4], const g3k__u32 a[4], const g3k__u32 rest[4], bool has_rest, g3k__columns<NT> &B, const g3k_norm &norm, int k)\n",
+"{\n",
+"    float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);\n",
+"    if (B.normed) gain = g3k__gain(norm, k);\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < NT; i++) {\n",
+"        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);\n",
+"        if (B.x[i]) v = *(const float4 *)(B.x[i] + k);\n",
+"        if (B.normed) {\n",
+"            B.squares[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;\n",
+"            v.x *= gain.x; v.y *= gain.y; v.z *= gain.z; v.w *= gain.w;\n",
+"        }\n",
+"        g3k__u32 b[2] = { g3k__pair(v.x, v.y), g3k__pair(v.z, v.w) };\n",
+"        g3k__mma(acc[i], a, b);\n",
+"        if (!G3K_PRECISE) continue;\n",
+"        if (has_rest) g3k__mma(acc[i], rest, b);\n",
+"        v.x -= g3k__bf16((g3k__u16)b[0]); v.y -= g3k__bf16((g3k__u16)(b[0] >> 16)); v.z -= g3k__bf16((g3k__u16)b[1]); v.w -= g3k__bf16((g3k__u16)(b[1] >> 16));\n",
+"        b[0] = g3k__pair(v.x, v.y); b[1] = g3k__pair(v.z, v.w);\n",
+"        g3k__mma(acc[i], a, b);\n",
+"        if (has_rest) g3k__mma(acc[i], rest, b);\n",
+"        v.x -= g3k__bf16((g3k__u16)b[0]); v.y -= g3k__bf16((g3k__u16)(b[0] >> 16)); v.z -= g3k__bf16((g3k__u16)b[1]); v.w -= g3k__bf16((g3k__u16)(b[1] >> 16));\n",
+"        b[0] = g3k__pair(v.x, v.y); b[1] = g3k__pair(v.z, v.w);\n",
+"        g3k__mma(acc[i], a, b);\n",
 "    }\n",
 "}\n",
-"extern \"C\" __global__ void g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)\n",
+"\n",
+"// The scales of one tile, as a lane asks for them: rows 2 g and 2 g + 1 of block b, both in one load. Groups of nested_absmax last long: they are kept.\n",
+"struct g3k__scales {\n",
+"    const char *absmax;                 // of the tile, at row 2 g\n",
+"    size_t first[2];                    // number of the first block of rows 2 g and 2 g + 1\n",
+"    size_t group[2];                    // which nested_absmax is kept\n",
+"    float kept[2];\n",
+"};\n",
+"\n",
+"static __device__ __forceinline__ float2 g3k__scale_pair(const g3k_bits &w, g3k__scales &s, int block)\n",
 "{\n",
-"    const int t = blockIdx.x, id = ids ? ids[t] : t;\n",
-"    if (id < 0) return;\n",
+"    if (!w.nested_absmax) return *(const float2 *)(s.absmax + (size_t)block * 64);\n",
+"    const g3k__u16 code = *(const g3k__u16 *)(s.absmax + (size_t)block * 16);\n",
+"    float scale[2];\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < 2; i++) {\n",
+"        const size_t group = (s.first[i] + block) >> (31 - __clz((int)w.nested_blocksize));\n",
+"        if (group != s.group[i]) { s.group[i] = group; s.kept[i] = w.nested_absmax[group]; }\n",
+"        const int c = i ? code >> 8 : code & 255;\n",
+"        scale[i] = __fadd_rn(__fmul_rn(w.map < 0 ? w.nested_map[c] : g3k_maps[w.map][c], s.kept[i]), w.nested_offset);\n",
+"    }\n",
+"    return make_float2(scale[0], scale[1]);\n",
+"}\n",
+"\n",
+"// acc += the tile's rows at `row`, columns [64 from, 64 end), for 4-bit codes.\n",
+"template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)\n",
+"{\n",
+"    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = (int)w.blocksize / 64;\n",
+"    const char *codes = (const char *)w.data + (size_t)row * cols / 2 + t * 128 + g * 16;\n",
+"    g3k__scales s;\n",
+"    g3k__u32 table[8], small[8];\n",
+"    const size_t per_row = cols / w.blocksize;\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < 8; i++) { table[i] = g3k_codes[w.format == G3K_FP4][0][i]; small[i] = g3k_codes[w.format == G3K_FP4][1][i]; }\n",
+"    s.absmax = (const char *)w.absmax + ((size_t)row / 16 * per_row * 16 + 2 * g) * (w.nested_absmax ? 1 : 4);\n",
+"    s.first[0] = (size_t)(row + 2 * g) * per_row;\n",
+"    s.first[1] = s.first[0] + per_row;\n",
+"    s.group[0] = s.group[1] = ~(size_t)0;\n",
+"    uint4 next[2];\n",
+"    next[0] = g3k__stream(codes + (size_t)from * 512);\n",
+"    next[1] = g3k__stream(codes + (size_t)(from + 1 < end ? from + 1 : from) * 512);\n",
+"    for (int chunk = from; chunk < end; chunk += 2) {\n",
+"        const uint4 now[2] = { next[0], next[1] };\n",
+"        const int mine = chunk + (t & 1) < end ? chunk + (t & 1) : chunk;\n",
+"        const float2 scale = g3k__scale_pair(w, s, mine / wide);\n",
+"        if (chunk + 2 < end) {\n",
+"            next[0] = g3k__stream(codes + (size_t)(chunk + 2) * 512);\n",
+"            next[1] = g3k__stream(codes + (size_t)(chunk + 3 < end ? chunk + 3 : chunk + 2) * 512);\n",
+"        }\n",
+"#pragma unroll\n",
+"        for (int c = 0; c < 2; c++) {\n",
+"            if (chunk + c >= end) break;\n",
+"            const float even = __shfl_sync(0xffffffffu, scale.x, (lane & ~3) + c), odd = __shfl_sync(0xffffffffu, scale.y, (lane & ~3) + c);\n",
+"            const g3k__u32 word[4] = { now[c].x, now[c].y, now[c].z, now[c].w };\n",
+"            float block[NT][4];\n",
+"#pragma unroll\n",
+"            for (int i = 0; i < NT; i++) block[i][0] = block[i][1] = block[i][2] = block[i][3] = 0.0f;\n",
+"#pragma unroll\n",
+"            for (int step = 0; step < 4; step++) {\n",
+"                g3k__u32 a[4], rest[4];\n",
+"                g3k__decode(table, word[step / 2], step % 2 * 2, a[0], a[2]);\n",
+"                g3k__decode(table, word[2 + step / 2], step % 2 * 2, a[1], a[3]);\n",
+"                if (G3K_PRECISE) g3k__decode(small, word[step / 2], step % 2 * 2, rest[0], rest[2]);\n",
+"                if (G3K_PRECISE) g3k__decode(small, word[2 + step / 2], step % 2 * 2, rest[1], rest[3]);\n",
+"                g3k__step<NT>(block, a, rest, true, B, norm, (chunk + c) * 64 + 16 * t + 4 * step);\n",
+"            }\n",
+"#pragma unroll\n",
+"            for (int i = 0; i < NT; i++) {\n",
+"                acc[i][0] += block[i][0] * even; acc[i][1] += block[i][1] * even;\n",
+"                acc[i][2] += block[i][2] * odd;  acc[i][3] += block[i][3] * odd;\n",
+"            }\n",
+"        }\n",
+"    }\n",
+"}\n",
+"\n",
+"// The same for bf16 weights: a chunk is up to four loads of 16 columns.\n",
+"template <int NT> static __device__ __forceinline__ void g3k__tile_bf16(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)\n",
+"{\n",
+"    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, last = cols / 16 < 4 * end ? cols / 16 : 4 * end;\n",
+"    const char *numbers = (const char *)w.data + (size_t)row * cols * 2 + t * 128 + g * 16;\n",
+"    for (int part = 4 * from; part < last; part += 4) {\n",
+"        uint4 now[4];\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < 4; i++) if (part + i < last) now[i] = g3k__stream(numbers + (size_t)(part + i) * 512);\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < 4; i++) {\n",
+"            if (part + i >= last) break;\n",
+"            const g3k__u32 a[4] = { now[i].x, now[i].z, now[i].y, now[i].w };\n",
+"            g3k__step<NT>(acc, a, a, false, B, norm, (part + i) * 16 + 4 * t);\n",
+"        }\n",
+"    }\n",
+"}\n",
+"\n",
+"// Which rows of which segment tile number `tile` of the matrix holds; first: of y.\n",
+"static __device__ __forceinline__ int g3k__find_tile(const g3k_mat &W, int tile, int &row, int &first)\n",
+"{\n",
+"    int s = 0;\n",
+"    first = 0;\n",
+"    while (s < W.n_segs && tile >= W.seg[s].rows / 16) { tile -= W.seg[s].rows / 16; first += W.seg[s].rows; s++; }\n",
+"    row = tile * 16;\n",
+"    return s;\n",
+"}\n",
+"\n",
+"// x += norm(y) for n rows, or x += y: by the one block that is left when all of y is there.\n",
+"static __device__ __forceinline__ void g3k__add_rows(float *x, const float *y, const g3k_norm &norm, int dim, int n, float *room)\n",
+"{\n",
+"    for (int t = 0; t < n; t++, x += dim, y += dim) {\n",
+"        float square = 0.0f, scale = 1.0f;\n",
+"        if (norm.dim) {\n",
+"            for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) { const float v = g3k__fresh(y + i); square += v * v; }\n",
+"            scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)dim + norm.eps);\n",
+"        }\n",
+"        for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) x[i] += norm.dim ? g3k__fresh(y + i) * scale * (1.0f + g3k__dense(norm.w, i)) : g3k__fresh(y + i);\n",
+"    }\n",
+"}\n",
+"\n",
+"//   x  float [n][cols]    y  float [n][rows]    W  all segments in tiles    norm  RMSNorm, dim 0: none\n",
+"//   launch: grid (tiles / 2 rounded up, n / (8 NT) rounded up), 64 splits threads, splits 1, 2 or 4\n",
+"template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, const float *x, const g3k_norm &norm, const g3k_mat &W, int n, const g3k_fuse &fuse)\n",
+"{\n",
+"    __shared__ float4 sums[8 * NT * 32];\n",
+"    __shared__ float squares[4][8 * NT];\n",
+"    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, splits = blockDim.x / 64, which = warp / splits, split = warp % splits;\n",
+"    const int tiles = W.rows / 16, tile = fuse.act ? (int)blockIdx.x + which * (tiles / 2) : (int)blockIdx.x * 2 + which, first_row = (int)blockIdx.y * 8 * NT;\n",
+"    const int chunks = (W.cols + 63) / 64, each = (chunks + 2 * splits - 1) / (2 * splits) * 2, from = split * each, end = from + each < chunks ? from + each : chunks;\n",
+"    float acc[NT][4];\n",
+"    g3k__columns<NT> B;\n",
+"    B.normed = norm.dim != 0;\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < NT; i++) {\n",
+"        const int t = first_row + 8 * i + (lane >> 2);\n",
+"        B.x[i] = t < n ? x + (size_t)t * W.cols : nullptr;\n",
+"        B.squares[i] = acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;\n",
+"    }\n",
+"    if (tile < tiles && from < end) {\n",
+"        int row, first;\n",
+"        const g3k_bits &w = W.seg[g3k__find_tile(W, tile, row, first)].bits;\n",
+"        if ((G3K_HAS(G3K_NF4) || G3K_HAS(G3K_FP4)) && w.format != G3K_BF16) g3k__tile_4bit<NT>(acc, w, row, W.cols, from, end, B, norm);\n",
+"        else if (G3K_HAS(G3K_BF16)) g3k__tile_bf16<NT>(acc, w, row, W.cols, from, end, B, norm);\n",
+"    }\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < NT; i++) {\n",
+"        sums[(warp * NT + i) * 32 + lane] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);\n",
+"        float s = B.squares[i];\n",
+"        s += __shfl_xor_sync(0xffffffffu, s, 1);\n",
+"        s += __shfl_xor_sync(0xffffffffu, s, 2);\n",
+"        if (which == 0 && (lane & 3) == 0) squares[split][8 * i + (lane >> 2)] = s;\n",
+"    }\n",
+"    __syncthreads();\n",
+"    for (int item = (int)threadIdx.x; item < (fuse.act ? 1 : 2) * NT * 32; item += (int)blockDim.x) {\n",
+"        const int i = item / 32 % NT, of = item & 31, t = first_row + 8 * i + 2 * (of & 3), which_tile = item / 32 / NT;\n",
+"        const int there = fuse.act ? (int)blockIdx.x : (int)blockIdx.x * 2 + which_tile;\n",
+"        float v[2][4], factor[2] = { 1.0f, 1.0f };\n",
+"        int row, first;\n",
+"        if (there >= tiles) continue;\n",
+"        if (norm.dim)\n",
+"#pragma unroll\n",
+"            for (int k = 0; k < 2; k++) {\n",
+"                float s = 0.0f;\n",
+"                for (int p = 0; p < splits; p++) s += squares[p][8 * i + 2 * (of & 3) + k];\n",
+"                factor[k] = 1.0f / sqrtf(s / (float)W.cols + norm.eps);\n",
+"            }\n",
+"#pragma unroll\n",
+"        for (int half = 0; half < 2; half++) {\n",
+"            if (half && !fuse.act) break;\n",
+"            float4 s = sums[((which_tile + half) * splits * NT + i) * 32 + of];\n",
+"            for (int p = 1; p < splits; p++) {\n",
+"                const float4 u = sums[(((which_tile + half) * splits + p) * NT + i) * 32 + of];\n",
+"                s.x += u.x; s.y += u.y; s.z += u.z; s.w += u.w;\n",
+"            }\n",
+"            v[half][0] = s.x * factor[0]; v[half][1] = s.y * factor[1]; v[half][2] = s.z * factor[0]; v[half][3] = s.w * factor[1];\n",
+"            const g3k_seg &seg = W.seg[g3k__find_tile(W, there + half * (tiles / 2), row, first)];\n",
+"            if (seg.bias.data)\n",
+"#pragma unroll\n",
+"                for (int k = 0; k < 4; k++) v[half][k] += g3k__dense(seg.bias, row + 2 * (of >> 2) + k / 2);\n",
+"        }\n",
+"        g3k__find_tile(W, there, row, first);\n",
+"        row += first + 2 * (of >> 2);\n",
+"#pragma unroll\n",
+"        for (int k = 0; k < 2; k++) {\n",
+"            if (t + k >= n) continue;\n",
+"            if (fuse.act) *(float2 *)(fuse.act + (size_t)(t + k) * (W.rows / 2) + row) = make_float2(g3k__gelu(v[0][k]) * v[1][k], g3k__gelu(v[0][2 + k]) * v[1][2 + k]);\n",
+"            else *(float2 *)(y + (size_t)(t + k) * W.rows + row) = make_float2(v[0][k], v[0][2 + k]);\n",
+"        }\n",
+"    }\n",
+"    if (fuse.x && g3k__last_block(fuse.ticket, gridDim.x * gridDim.y, squares)) g3k__add_rows(fuse.x, y, fuse.post, W.rows, n, (float *)sums);\n",
+"}\n",
+"\n",
+"#define G3K_LINEAR(name, NT) \\\n",
+"extern \"C\" __global__ void __launch_bounds__(256) name(float *y, const float *x, const __grid_constant__ g3k_norm norm, const __grid_constant__ g3k_mat W, int n, const __grid_constant__ g3k_fuse fuse) \\\n",
+"{ g3k__linear<NT>(y, x, norm, W, n, fuse); }\n",
+"G3K_LINEAR(g3k_linear, 1)               // up to 8 rows of x\n",
+"G3K_LINEAR(g3k_linear_many, 4)          // 32 a block\n",
+"\n",
+"// The same for matrices that do not lie in tiles: any format and shape, float32 throughout. A warp does one row of W and up to 8 rows of x; lane l\n",
+"// takes columns l, l + 32, ... and the lanes' sums are added as a tree.\n",
+"//   launch: grid (rows / 4 rounded up, n / 8 rounded up), 128 threads\n",
+"extern \"C\" __global__ void __launch_bounds__(128) g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)\n",
+"{\n",
+"    const int lane = threadIdx.x & 31, at = (int)(blockIdx.x * 4 + (threadIdx.x >> 5)), t = (int)blockIdx.y * 8;\n",
+"    int s = 0, row = at;\n",
+"    if (at >= W.rows) return;\n",
+"    while (row >= W.seg[s].rows) row -= W.seg[s++].rows;\n",
+"    const g3k_seg &seg = W.seg[s];\n",
+"    float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };\n",
+"    for (int k = lane; k < W.cols; k += 32) {\n",
+"        const float w = W.transposed ? g3k__get(seg.bits, k, row, W.rows) : g3k__get(seg.bits, row, k, W.cols);\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < 8; i++) if (t + i < n) sum[i] = fmaf(w, x[(size_t)(t + i) * W.cols + k], sum[i]);\n",
+"    }\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < 8; i++) {\n",
+"        const float all = g3k__warp_sum(sum[i]);\n",
+"        if (lane == 0 && t + i < n) y[(size_t)(t + i) * W.rows + at] = all + (seg.bias.data ? g3k__dense(seg.bias, row) : 0.0f);\n",
+"    }\n",
+"}\n",
+"\n",
+"// y[t] = scale E[ids[t]], exactly; ids nullptr: rows 0, 1, 2, ...; an id below 0 leaves its row as it is\n",
+"//   launch: grid n, 256 threads\n",
+"extern \"C\" __global__ void __launch_bounds__(256) g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)\n",
+"{\n",
+"    const int t = (int)blockIdx.x, id = ids ? ids[t] : t;\n",
+"    if (id < 0 || id >= E.rows) return;\n",
 "    for (int i = (int)threadIdx.x; i < E.cols; i += (int)blockDim.x) y[(size_t)t * E.cols + i] = g3k__get(E.seg[0].bits, id, i, E.cols) * scale;\n",
 "}\n",
 "#endif\n",
@@ -11981,10 +12380,9 @@ static const char *const g3__kernel_source[] = {
 "    }\n",
 "    const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);\n",
 "    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x)\n",
-"        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__get(norm.w, 0, i, norm.dim) + g3k__get(norm.b, 0, i, norm.dim) : x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));\n",
+"        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__dense(norm.w, i) + g3k__dense(norm.b, i) : x[row + i] * scale * (1.0f + g3k__dense(norm.w, i));\n",
 "}\n",
 "extern \"C\" __global__ void g3k_add(float *x, const float *y, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] += y[i]; }\n",
-"static __device__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }\n",
 "extern \"C\" __global__ void g3k_geglu(float *y, const float *gu, int m)\n",
 "{\n",
 "    for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(gu[(size_t)blockIdx.x * 2 * m + i]) * gu[(size_t)blockIdx.x * 2 * m + m + i];\n",
@@ -12033,7 +12431,7 @@ static const char *const g3__kernel_source[] = {
 "            float s = 0;\n",
 "            for (int i = 0; i < d; i++) s += x[i] * x[i];\n",
 "            s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));\n",
-"            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + (q ? g3k__get(a.q_norm.w, 0, i, d) : g3k__get(a.k_norm.w, 0, i, d)));\n",
+"            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + g3k__dense(q ? a.q_norm.w : a.k_norm.w, i));\n",
 "        }\n",
 "        if (angle) for (int i = 0; i < half; i++) {\n",
 "            const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];\n",

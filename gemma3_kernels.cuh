@@ -46,6 +46,7 @@ struct g3k_bits {
     const void *scale;
     int scale_format;
     bool tiled;
+    signed char map;
 };
 struct g3k_seg  { int rows; g3k_bits bits, bias; };
 struct g3k_mat  { int rows, cols, n_segs; g3k_seg seg[3]; bool transposed; };
@@ -98,7 +99,7 @@ static __device__ __forceinline__ size_t g3k__tiled(size_t row, size_t byte, siz
 }
 
 // Element (row, col) of a matrix of `cols` columns, in any format, tiled or as stored: exact, and slow. What is fast decodes for itself.
-static __device__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)
+static __device__ __forceinline__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)
 {
     const size_t i = row * cols + col;
     const char *data = (const char *)w.data;
@@ -122,6 +123,14 @@ static __device__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size
     return 0.0f;
 }
 
+// Element i of a norm's weights or of a bias: float, bf16 or half. The host sees to it that they are no other format.
+static __device__ __forceinline__ float g3k__dense(const g3k_bits &w, int i)
+{
+    if (w.format == G3K_F32) return ((const float *)w.data)[i];
+    const g3k__u16 h = ((const g3k__u16 *)w.data)[i];
+    return w.format == G3K_BF16 ? g3k__bf16(h) : g3k__f16(h);
+}
+
 // ---- sums over a warp and a block: the same tree for every run
 
 static __device__ __forceinline__ float g3k__warp_sum(float v)
@@ -131,7 +140,7 @@ static __device__ __forceinline__ float g3k__warp_sum(float v)
 }
 
 // In every thread; room: one float per warp, in shared memory, free for use again on return.
-static __device__ float g3k__block_sum(float v, float *room)
+static __device__ __forceinline__ float g3k__block_sum(float v, float *room)
 {
     const unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     v = g3k__warp_sum(v);
@@ -142,19 +151,22 @@ static __device__ float g3k__block_sum(float v, float *room)
     return v;
 }
 
-// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then seen.
-static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)
+static __device__ __forceinline__ float g3k__fresh(const float *p) { return *(const volatile float *)p; }      // as the other blocks of this launch left it
+
+// True in all threads of the block that comes last to the ticket, which is 0 before and after the launch. What the other blocks wrote before is then
+// seen. room: 4 bytes of shared memory.
+static __device__ __forceinline__ bool g3k__last_block(unsigned *ticket, unsigned blocks, void *room)
 {
-    __shared__ bool last;
+    unsigned *last = (unsigned *)room;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == blocks - 1;
-        if (last) *ticket = 0;
+        *last = atomicAdd(ticket, 1u) == blocks - 1;
+        if (*last) *ticket = 0;
     }
     __syncthreads();
-    if (last) __threadfence();
-    return last;
+    if (*last) __threadfence();
+    return *last;
 }
 
 // ==================================================================================================================
@@ -162,23 +174,340 @@ static __device__ bool g3k__last_block(unsigned *ticket, unsigned blocks)
 // ==================================================================================================================
 
 #if G3K_REST
-// naive
-extern "C" __global__ void g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)
+
+#ifndef G3K_PRECISE
+#define G3K_PRECISE 0
+#endif
+
+// y[t][r] = sum over k of W[r][k] h[t][k] + b[r],  h = x, or with a norm h[t][k] = x[t][k] (1 + w[k]) / sqrt(mean of x[t]^2 + eps)
+//
+// Tensor cores multiply 16 rows of W by 16 columns, times 8 rows of x (mma.m16n8k16, bf16 in, float out), whether there are 8 rows of x or one:
+// the card waits for W, not for them. W comes in tiles (g3k__tiled): of 32 bytes of each of 16 rows, lane 4 g + t loads bytes [8 t, 8 t + 8) of
+// rows 2 g and 2 g + 1, 16 bytes that lie together, and keeps them: mma's row g is row 2 g of the tile, its row g + 8 is row 2 g + 1, and its
+// columns are dealt out so that the four numbers which a lane holds of a row in step s are columns 4 s .. 4 s + 3 of its part. A and B agree
+// about that, so nothing is shuffled. What a lane has of the result: rows 2 g and 2 g + 1, rows 2 t and 2 t + 1 of x.
+//
+// Codes become bf16 by byte permutes of tables in registers; the 64 products of a block are summed first, then multiplied by the block's scale.
+// G3K_PRECISE: codes are sums of two bf16 numbers, h of three, and what matters of the six products is added: near float32.
+// The norm's factor 1 / sqrt(...) is taken out of the sum: the squares are gathered in the same pass.
+//
+// A block does 2 tiles with `splits` warps each, which share the columns, in chunks of 64; their sums are added in order. Which warp does what
+// depends on the shape of W alone, so a row of y has the same bits whatever the number of rows of x.
+
+struct g3k_fuse {                       // what is done with the result besides; all null: nothing
+    float *act;                         // W is gate over up: act[t][i] = gelu(gate[i]) up[i] instead of y
+    float *x;                           // the block that comes last does x += norm(y), or x += y where post.dim is 0
+    unsigned *ticket;
+    g3k_norm post;
+};
+
+// Distinct tables of double quantisation; a weight's `map` is its number here, or -1: then it is read where it lies.
+__constant__ float g3k_maps[4][256];
+
+static __device__ __forceinline__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }
+
+static __device__ __forceinline__ void g3k__mma(float c[4], const g3k__u32 a[4], const g3k__u32 b[2])
 {
-    int row = blockIdx.x, seg = 0, first = 0;
-    while (row - first >= W.seg[seg].rows) first += W.seg[seg++].rows;
-    for (int t = 0; t < n; t++) {
-        float sum = 0;
-        for (int k = (int)threadIdx.x; k < W.cols; k += 32)
-            sum = fmaf(W.transposed ? g3k__get(W.seg[seg].bits, k, row - first, W.rows) : g3k__get(W.seg[seg].bits, row - first, k, W.cols), x[(size_t)t * W.cols + k], sum);
-        sum = g3k__warp_sum(sum);
-        if (threadIdx.x == 0) y[(size_t)t * W.rows + row] = sum + (W.seg[seg].bias.data ? g3k__get(W.seg[seg].bias, 0, row - first, W.seg[seg].rows) : 0.0f);
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+static __device__ __forceinline__ g3k__u32 g3k__pair(float low, float high)       // two numbers as bf16, side by side
+{
+    g3k__u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ uint4 g3k__stream(const void *p)                // 16 bytes that are read once
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// The bf16 bits of the 16 codes, and of what is left of them: low bytes of codes 0-3, 4-7, 8-11, 12-15, then high bytes.
+__constant__ const g3k__u32 g3k_codes[2][2][8] = {
+    { { 0xca063280u, 0x00ba3d92u, 0xad7c25a3u, 0x803910e2u, 0xbebfbfbfu, 0x00bdbebeu, 0x3e3e3e3du, 0x3f3f3f3eu },
+      { 0xcad66700u, 0x0071553bu, 0xce9c5420u, 0x009ef537u, 0xb9baba00u, 0x00b9b93au, 0x3737b9b7u, 0x003938bau } },
+    { { 0x802bab00u, 0x802b00abu, 0x802bab00u, 0x802b00abu, 0x3f3f3b00u, 0x3e3e3f3eu, 0xbfbfbb00u, 0xbebebfbeu },
+      { 0x00ab2b00u, 0x00ab002bu, 0x00ab2b00u, 0x00ab002bu, 0x00bab700u, 0x00b900bau, 0x003a3700u, 0x0039003au } }
+};
+
+// Four codes, bytes `at` and `at` + 1 of the word (at 0 or 2; the high nibble comes first), as two pairs of bf16.
+static __device__ __forceinline__ void g3k__decode(const g3k__u32 table[8], g3k__u32 word, int at, g3k__u32 &first, g3k__u32 &second)
+{
+    const g3k__u32 nibbles = at ? word >> 16 : word, eight = nibbles & 0x7777u, upper = __byte_perm(0x0000ff00u, 0, nibbles >> 3 & 0x1111u);      // upper: of codes 8 to 15
+    const g3k__u32 low = (__byte_perm(table[0], table[1], eight) & ~upper) | (__byte_perm(table[2], table[3], eight) & upper);
+    const g3k__u32 high = (__byte_perm(table[4], table[5], eight) & ~upper) | (__byte_perm(table[6], table[7], eight) & upper);
+    first = __byte_perm(low, high, 0x4051);
+    second = __byte_perm(low, high, 0x6273);
+}
+
+static __device__ __forceinline__ float4 g3k__gain(const g3k_norm &norm, int k)
+{
+    if (norm.w.format == G3K_BF16) {
+        const uint2 w = *(const uint2 *)((const g3k__u16 *)norm.w.data + k);
+        return make_float4(1.0f + g3k__bf16((g3k__u16)w.x), 1.0f + g3k__bf16((g3k__u16)(w.x >> 16)), 1.0f + g3k__bf16((g3k__u16)w.y), 1.0f + g3k__bf16((g3k__u16)(w.y >> 16)));
+    }
+    return make_float4(1.0f + g3k__dense(norm.w, k), 1.0f + g3k__dense(norm.w, k + 1), 1.0f + g3k__dense(norm.w, k + 2), 1.0f + g3k__dense(norm.w, k + 3));
+}
+
+template <int NT> struct g3k__columns {  // 8 NT rows of x
+    const float *x[NT];                 // the lane's, of each eight; nullptr: not there
+    float squares[NT];
+    bool normed;
+};
+
+// acc += A B for one step of 16 columns: A in one or two terms, B made of four numbers of each of the lane's rows of x.
+template <int NT> static __device__ __forceinline__ void g3k__step(float acc[NT][4], const g3k__u32 a[4], const g3k__u32 rest[4], bool has_rest, g3k__columns<NT> &B, const g3k_norm &norm, int k)
+{
+    float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    if (B.normed) gain = g3k__gain(norm, k);
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (B.x[i]) v = *(const float4 *)(B.x[i] + k);
+        if (B.normed) {
+            B.squares[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            v.x *= gain.x; v.y *= gain.y; v.z *= gain.z; v.w *= gain.w;
+        }
+        g3k__u32 b[2] = { g3k__pair(v.x, v.y), g3k__pair(v.z, v.w) };
+        g3k__mma(acc[i], a, b);
+        if (!G3K_PRECISE) continue;
+        if (has_rest) g3k__mma(acc[i], rest, b);
+        v.x -= g3k__bf16((g3k__u16)b[0]); v.y -= g3k__bf16((g3k__u16)(b[0] >> 16)); v.z -= g3k__bf16((g3k__u16)b[1]); v.w -= g3k__bf16((g3k__u16)(b[1] >> 16));
+        b[0] = g3k__pair(v.x, v.y); b[1] = g3k__pair(v.z, v.w);
+        g3k__mma(acc[i], a, b);
+        if (has_rest) g3k__mma(acc[i], rest, b);
+        v.x -= g3k__bf16((g3k__u16)b[0]); v.y -= g3k__bf16((g3k__u16)(b[0] >> 16)); v.z -= g3k__bf16((g3k__u16)b[1]); v.w -= g3k__bf16((g3k__u16)(b[1] >> 16));
+        b[0] = g3k__pair(v.x, v.y); b[1] = g3k__pair(v.z, v.w);
+        g3k__mma(acc[i], a, b);
     }
 }
-extern "C" __global__ void g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)
+
+// The scales of one tile, as a lane asks for them: rows 2 g and 2 g + 1 of block b, both in one load. Groups of nested_absmax last long: they are kept.
+struct g3k__scales {
+    const char *absmax;                 // of the tile, at row 2 g
+    size_t first[2];                    // number of the first block of rows 2 g and 2 g + 1
+    size_t group[2];                    // which nested_absmax is kept
+    float kept[2];
+};
+
+static __device__ __forceinline__ float2 g3k__scale_pair(const g3k_bits &w, g3k__scales &s, int block)
 {
-    const int t = blockIdx.x, id = ids ? ids[t] : t;
-    if (id < 0) return;
+    if (!w.nested_absmax) return *(const float2 *)(s.absmax + (size_t)block * 64);
+    const g3k__u16 code = *(const g3k__u16 *)(s.absmax + (size_t)block * 16);
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const size_t group = (s.first[i] + block) >> (31 - __clz((int)w.nested_blocksize));
+        if (group != s.group[i]) { s.group[i] = group; s.kept[i] = w.nested_absmax[group]; }
+        const int c = i ? code >> 8 : code & 255;
+        scale[i] = __fadd_rn(__fmul_rn(w.map < 0 ? w.nested_map[c] : g3k_maps[w.map][c], s.kept[i]), w.nested_offset);
+    }
+    return make_float2(scale[0], scale[1]);
+}
+
+// acc += the tile's rows at `row`, columns [64 from, 64 end), for 4-bit codes.
+template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)
+{
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = (int)w.blocksize / 64;
+    const char *codes = (const char *)w.data + (size_t)row * cols / 2 + t * 128 + g * 16;
+    g3k__scales s;
+    g3k__u32 table[8], small[8];
+    const size_t per_row = cols / w.blocksize;
+#pragma unroll
+    for (int i = 0; i < 8; i++) { table[i] = g3k_codes[w.format == G3K_FP4][0][i]; small[i] = g3k_codes[w.format == G3K_FP4][1][i]; }
+    s.absmax = (const char *)w.absmax + ((size_t)row / 16 * per_row * 16 + 2 * g) * (w.nested_absmax ? 1 : 4);
+    s.first[0] = (size_t)(row + 2 * g) * per_row;
+    s.first[1] = s.first[0] + per_row;
+    s.group[0] = s.group[1] = ~(size_t)0;
+    uint4 next[2];
+    next[0] = g3k__stream(codes + (size_t)from * 512);
+    next[1] = g3k__stream(codes + (size_t)(from + 1 < end ? from + 1 : from) * 512);
+    for (int chunk = from; chunk < end; chunk += 2) {
+        const uint4 now[2] = { next[0], next[1] };
+        const int mine = chunk + (t & 1) < end ? chunk + (t & 1) : chunk;
+        const float2 scale = g3k__scale_pair(w, s, mine / wide);
+        if (chunk + 2 < end) {
+            next[0] = g3k__stream(codes + (size_t)(chunk + 2) * 512);
+            next[1] = g3k__stream(codes + (size_t)(chunk + 3 < end ? chunk + 3 : chunk + 2) * 512);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            if (chunk + c >= end) break;
+            const float even = __shfl_sync(0xffffffffu, scale.x, (lane & ~3) + c), odd = __shfl_sync(0xffffffffu, scale.y, (lane & ~3) + c);
+            const g3k__u32 word[4] = { now[c].x, now[c].y, now[c].z, now[c].w };
+            float block[NT][4];
+#pragma unroll
+            for (int i = 0; i < NT; i++) block[i][0] = block[i][1] = block[i][2] = block[i][3] = 0.0f;
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+                g3k__u32 a[4], rest[4];
+                g3k__decode(table, word[step / 2], step % 2 * 2, a[0], a[2]);
+                g3k__decode(table, word[2 + step / 2], step % 2 * 2, a[1], a[3]);
+                if (G3K_PRECISE) g3k__decode(small, word[step / 2], step % 2 * 2, rest[0], rest[2]);
+                if (G3K_PRECISE) g3k__decode(small, word[2 + step / 2], step % 2 * 2, rest[1], rest[3]);
+                g3k__step<NT>(block, a, rest, true, B, norm, (chunk + c) * 64 + 16 * t + 4 * step);
+            }
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                acc[i][0] += block[i][0] * even; acc[i][1] += block[i][1] * even;
+                acc[i][2] += block[i][2] * odd;  acc[i][3] += block[i][3] * odd;
+            }
+        }
+    }
+}
+
+// The same for bf16 weights: a chunk is up to four loads of 16 columns.
+template <int NT> static __device__ __forceinline__ void g3k__tile_bf16(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)
+{
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, last = cols / 16 < 4 * end ? cols / 16 : 4 * end;
+    const char *numbers = (const char *)w.data + (size_t)row * cols * 2 + t * 128 + g * 16;
+    for (int part = 4 * from; part < last; part += 4) {
+        uint4 now[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) if (part + i < last) now[i] = g3k__stream(numbers + (size_t)(part + i) * 512);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (part + i >= last) break;
+            const g3k__u32 a[4] = { now[i].x, now[i].z, now[i].y, now[i].w };
+            g3k__step<NT>(acc, a, a, false, B, norm, (part + i) * 16 + 4 * t);
+        }
+    }
+}
+
+// Which rows of which segment tile number `tile` of the matrix holds; first: of y.
+static __device__ __forceinline__ int g3k__find_tile(const g3k_mat &W, int tile, int &row, int &first)
+{
+    int s = 0;
+    first = 0;
+    while (s < W.n_segs && tile >= W.seg[s].rows / 16) { tile -= W.seg[s].rows / 16; first += W.seg[s].rows; s++; }
+    row = tile * 16;
+    return s;
+}
+
+// x += norm(y) for n rows, or x += y: by the one block that is left when all of y is there.
+static __device__ __forceinline__ void g3k__add_rows(float *x, const float *y, const g3k_norm &norm, int dim, int n, float *room)
+{
+    for (int t = 0; t < n; t++, x += dim, y += dim) {
+        float square = 0.0f, scale = 1.0f;
+        if (norm.dim) {
+            for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) { const float v = g3k__fresh(y + i); square += v * v; }
+            scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)dim + norm.eps);
+        }
+        for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) x[i] += norm.dim ? g3k__fresh(y + i) * scale * (1.0f + g3k__dense(norm.w, i)) : g3k__fresh(y + i);
+    }
+}
+
+//   x  float [n][cols]    y  float [n][rows]    W  all segments in tiles    norm  RMSNorm, dim 0: none
+//   launch: grid (tiles / 2 rounded up, n / (8 NT) rounded up), 64 splits threads, splits 1, 2 or 4
+template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, const float *x, const g3k_norm &norm, const g3k_mat &W, int n, const g3k_fuse &fuse)
+{
+    __shared__ float4 sums[8 * NT * 32];
+    __shared__ float squares[4][8 * NT];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, splits = blockDim.x / 64, which = warp / splits, split = warp % splits;
+    const int tiles = W.rows / 16, tile = fuse.act ? (int)blockIdx.x + which * (tiles / 2) : (int)blockIdx.x * 2 + which, first_row = (int)blockIdx.y * 8 * NT;
+    const int chunks = (W.cols + 63) / 64, each = (chunks + 2 * splits - 1) / (2 * splits) * 2, from = split * each, end = from + each < chunks ? from + each : chunks;
+    float acc[NT][4];
+    g3k__columns<NT> B;
+    B.normed = norm.dim != 0;
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        const int t = first_row + 8 * i + (lane >> 2);
+        B.x[i] = t < n ? x + (size_t)t * W.cols : nullptr;
+        B.squares[i] = acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+    }
+    if (tile < tiles && from < end) {
+        int row, first;
+        const g3k_bits &w = W.seg[g3k__find_tile(W, tile, row, first)].bits;
+        if ((G3K_HAS(G3K_NF4) || G3K_HAS(G3K_FP4)) && w.format != G3K_BF16) g3k__tile_4bit<NT>(acc, w, row, W.cols, from, end, B, norm);
+        else if (G3K_HAS(G3K_BF16)) g3k__tile_bf16<NT>(acc, w, row, W.cols, from, end, B, norm);
+    }
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        sums[(warp * NT + i) * 32 + lane] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+        float s = B.squares[i];
+        s += __shfl_xor_sync(0xffffffffu, s, 1);
+        s += __shfl_xor_sync(0xffffffffu, s, 2);
+        if (which == 0 && (lane & 3) == 0) squares[split][8 * i + (lane >> 2)] = s;
+    }
+    __syncthreads();
+    for (int item = (int)threadIdx.x; item < (fuse.act ? 1 : 2) * NT * 32; item += (int)blockDim.x) {
+        const int i = item / 32 % NT, of = item & 31, t = first_row + 8 * i + 2 * (of & 3), which_tile = item / 32 / NT;
+        const int there = fuse.act ? (int)blockIdx.x : (int)blockIdx.x * 2 + which_tile;
+        float v[2][4], factor[2] = { 1.0f, 1.0f };
+        int row, first;
+        if (there >= tiles) continue;
+        if (norm.dim)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float s = 0.0f;
+                for (int p = 0; p < splits; p++) s += squares[p][8 * i + 2 * (of & 3) + k];
+                factor[k] = 1.0f / sqrtf(s / (float)W.cols + norm.eps);
+            }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (half && !fuse.act) break;
+            float4 s = sums[((which_tile + half) * splits * NT + i) * 32 + of];
+            for (int p = 1; p < splits; p++) {
+                const float4 u = sums[(((which_tile + half) * splits + p) * NT + i) * 32 + of];
+                s.x += u.x; s.y += u.y; s.z += u.z; s.w += u.w;
+            }
+            v[half][0] = s.x * factor[0]; v[half][1] = s.y * factor[1]; v[half][2] = s.z * factor[0]; v[half][3] = s.w * factor[1];
+            const g3k_seg &seg = W.seg[g3k__find_tile(W, there + half * (tiles / 2), row, first)];
+            if (seg.bias.data)
+#pragma unroll
+                for (int k = 0; k < 4; k++) v[half][k] += g3k__dense(seg.bias, row + 2 * (of >> 2) + k / 2);
+        }
+        g3k__find_tile(W, there, row, first);
+        row += first + 2 * (of >> 2);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            if (t + k >= n) continue;
+            if (fuse.act) *(float2 *)(fuse.act + (size_t)(t + k) * (W.rows / 2) + row) = make_float2(g3k__gelu(v[0][k]) * v[1][k], g3k__gelu(v[0][2 + k]) * v[1][2 + k]);
+            else *(float2 *)(y + (size_t)(t + k) * W.rows + row) = make_float2(v[0][k], v[0][2 + k]);
+        }
+    }
+    if (fuse.x && g3k__last_block(fuse.ticket, gridDim.x * gridDim.y, squares)) g3k__add_rows(fuse.x, y, fuse.post, W.rows, n, (float *)sums);
+}
+
+#define G3K_LINEAR(name, NT) \
+extern "C" __global__ void __launch_bounds__(256) name(float *y, const float *x, const __grid_constant__ g3k_norm norm, const __grid_constant__ g3k_mat W, int n, const __grid_constant__ g3k_fuse fuse) \
+{ g3k__linear<NT>(y, x, norm, W, n, fuse); }
+G3K_LINEAR(g3k_linear, 1)               // up to 8 rows of x
+G3K_LINEAR(g3k_linear_many, 4)          // 32 a block
+
+// The same for matrices that do not lie in tiles: any format and shape, float32 throughout. A warp does one row of W and up to 8 rows of x; lane l
+// takes columns l, l + 32, ... and the lanes' sums are added as a tree.
+//   launch: grid (rows / 4 rounded up, n / 8 rounded up), 128 threads
+extern "C" __global__ void __launch_bounds__(128) g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)
+{
+    const int lane = threadIdx.x & 31, at = (int)(blockIdx.x * 4 + (threadIdx.x >> 5)), t = (int)blockIdx.y * 8;
+    int s = 0, row = at;
+    if (at >= W.rows) return;
+    while (row >= W.seg[s].rows) row -= W.seg[s++].rows;
+    const g3k_seg &seg = W.seg[s];
+    float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    for (int k = lane; k < W.cols; k += 32) {
+        const float w = W.transposed ? g3k__get(seg.bits, k, row, W.rows) : g3k__get(seg.bits, row, k, W.cols);
+#pragma unroll
+        for (int i = 0; i < 8; i++) if (t + i < n) sum[i] = fmaf(w, x[(size_t)(t + i) * W.cols + k], sum[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float all = g3k__warp_sum(sum[i]);
+        if (lane == 0 && t + i < n) y[(size_t)(t + i) * W.rows + at] = all + (seg.bias.data ? g3k__dense(seg.bias, row) : 0.0f);
+    }
+}
+
+// y[t] = scale E[ids[t]], exactly; ids nullptr: rows 0, 1, 2, ...; an id below 0 leaves its row as it is
+//   launch: grid n, 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)
+{
+    const int t = (int)blockIdx.x, id = ids ? ids[t] : t;
+    if (id < 0 || id >= E.rows) return;
     for (int i = (int)threadIdx.x; i < E.cols; i += (int)blockDim.x) y[(size_t)t * E.cols + i] = g3k__get(E.seg[0].bits, id, i, E.cols) * scale;
 }
 #endif
@@ -207,10 +536,9 @@ extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const floa
     }
     const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);
     for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x)
-        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__get(norm.w, 0, i, norm.dim) + g3k__get(norm.b, 0, i, norm.dim) : x[row + i] * scale * (1.0f + g3k__get(norm.w, 0, i, norm.dim));
+        y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__dense(norm.w, i) + g3k__dense(norm.b, i) : x[row + i] * scale * (1.0f + g3k__dense(norm.w, i));
 }
 extern "C" __global__ void g3k_add(float *x, const float *y, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] += y[i]; }
-static __device__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }
 extern "C" __global__ void g3k_geglu(float *y, const float *gu, int m)
 {
     for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(gu[(size_t)blockIdx.x * 2 * m + i]) * gu[(size_t)blockIdx.x * 2 * m + m + i];
@@ -259,7 +587,7 @@ extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k_attn
             float s = 0;
             for (int i = 0; i < d; i++) s += x[i] * x[i];
             s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));
-            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + (q ? g3k__get(a.q_norm.w, 0, i, d) : g3k__get(a.k_norm.w, 0, i, d)));
+            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + g3k__dense(q ? a.q_norm.w : a.k_norm.w, i));
         }
         if (angle) for (int i = 0; i < half; i++) {
             const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];

@@ -77,6 +77,7 @@ static g3__bits card_bits(const g3__bits *w, int rows, int cols)
     if (blocks) d.absmax = card_copy(absmax, blocks * unit);
     if (w->nested_absmax) d.nested_absmax = (const float *)card_copy(w->nested_absmax, (blocks + w->nested_blocksize - 1) / w->nested_blocksize * 4);
     if (w->nested_map) d.nested_map = (const float *)card_copy(w->nested_map, 256 * 4);
+    d.map = (signed char)(w->nested_map ? g3__card_map(&card, w->nested_map, &card_err) : -1);
     if (w->scale) d.scale = card_copy(w->scale, w->scale_format == G3__F32 ? 4 : 2);
     free(data);
     free(absmax);
