@@ -13,12 +13,12 @@
 //  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,
 //    since a recorded graph replays the arguments of its first run.
 //  - What is compiled: all kernels below; or, where G3K_HEAD_DIM and G3K_KV (0 float, 1 bf16, 2 fp8, 3 int8) are defined, those of attention for
-//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k_format.
+//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k__format.
 //  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.
 
 // ---- the header's own structs, as kernel arguments: same members, same sizes
 
-enum g3k_format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };
+enum g3k__format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };
 
 #ifdef G3K_HEAD_DIM
 #define G3K_ATTENTION 1
@@ -37,7 +37,7 @@ typedef unsigned short     g3k__u16;
 typedef unsigned           g3k__u32;
 typedef unsigned long long g3k__u64;
 
-struct g3k_bits {
+struct g3k__bits {
     int format;
     const void *data, *absmax;
     const float *nested_absmax, *nested_map;
@@ -48,13 +48,13 @@ struct g3k_bits {
     bool tiled;
     signed char map;
 };
-struct g3k_seg  { int rows; g3k_bits bits, bias; };
-struct g3k_mat  { int rows, cols, n_segs; g3k_seg seg[3]; bool transposed; };
-struct g3k_norm { bool layer; int dim; float eps; g3k_bits w, b; };
-struct g3k_attn { int heads, kv_heads, head_dim, window; float scale, theta, factor; int angles; g3k_norm q_norm, k_norm; };
-struct g3k_kv   { int format, rows, kv_heads, head_dim; void *k, *v; float *k_scale, *v_scale; };
-struct g3k_row  { int pos, span, seq; };
-static_assert(sizeof(g3k_bits) == 72 && sizeof(g3k_mat) == 480 && sizeof(g3k_norm) == 160 && sizeof(g3k_attn) == 352 && sizeof(g3k_kv) == 48 && sizeof(g3k_row) == 12, "as in the header");
+struct g3k__seg  { int rows; g3k__bits bits, bias; };
+struct g3k__mat  { int rows, cols, n_segs; g3k__seg seg[3]; bool transposed; };
+struct g3k__norm { bool layer; int dim; float eps; g3k__bits w, b; };
+struct g3k__attn { int heads, kv_heads, head_dim, window; float scale, theta, factor; int angles; g3k__norm q_norm, k_norm; };
+struct g3k__kv   { int format, rows, kv_heads, head_dim; void *k, *v; float *k_scale, *v_scale; };
+struct g3k__row  { int pos, span, seq; };
+static_assert(sizeof(g3k__bits) == 72 && sizeof(g3k__mat) == 480 && sizeof(g3k__norm) == 160 && sizeof(g3k__attn) == 352 && sizeof(g3k__kv) == 48 && sizeof(g3k__row) == 12, "as in the header");
 
 // ---- numbers
 
@@ -85,7 +85,7 @@ static __device__ __constant__ const float g3k__fp4[16] = {
 
 // scale[b] = absmax[b], or with double quantisation map[absmax[b]] * nested_absmax[b / nested_blocksize] + offset, the product rounded before the sum.
 // b: the block's number in the matrix; at: where its absmax lies, which is b unless the rows lie in tiles.
-static __device__ __forceinline__ float g3k__scale(const g3k_bits &w, size_t b, size_t at)
+static __device__ __forceinline__ float g3k__scale(const g3k__bits &w, size_t b, size_t at)
 {
     if (!w.nested_absmax) return ((const float *)w.absmax)[at];
     return __fadd_rn(__fmul_rn(w.nested_map[((const g3k__u8 *)w.absmax)[at]], w.nested_absmax[b / w.nested_blocksize]), w.nested_offset);
@@ -99,7 +99,7 @@ static __device__ __forceinline__ size_t g3k__tiled(size_t row, size_t byte, siz
 }
 
 // Element (row, col) of a matrix of `cols` columns, in any format, tiled or as stored: exact, and slow. What is fast decodes for itself.
-static __device__ __forceinline__ float g3k__get(const g3k_bits &w, size_t row, size_t col, size_t cols)
+static __device__ __forceinline__ float g3k__get(const g3k__bits &w, size_t row, size_t col, size_t cols)
 {
     const size_t i = row * cols + col;
     const char *data = (const char *)w.data;
@@ -124,7 +124,7 @@ static __device__ __forceinline__ float g3k__get(const g3k_bits &w, size_t row, 
 }
 
 // Element i of a norm's weights or of a bias: float, bf16 or half. The host sees to it that they are no other format.
-static __device__ __forceinline__ float g3k__dense(const g3k_bits &w, int i)
+static __device__ __forceinline__ float g3k__dense(const g3k__bits &w, int i)
 {
     if (w.format == G3K_F32) return ((const float *)w.data)[i];
     const g3k__u16 h = ((const g3k__u16 *)w.data)[i];
@@ -139,17 +139,25 @@ static __device__ __forceinline__ float g3k__warp_sum(float v)
     return v;
 }
 
-// In every thread; room: one float per warp, in shared memory, free for use again on return.
-static __device__ __forceinline__ float g3k__block_sum(float v, float *room)
+// The sum of f(i) for i < n, in every thread of the block, whatever its size: 256 lanes take i, i + 256, ..., 32 of them are added as a tree, the 8 results
+// in order. room: 8 floats of shared memory, free for use again on return.
+template <class F> static __device__ __forceinline__ float g3k__block_sum(int n, float *room, F f)
 {
-    const unsigned lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    v = g3k__warp_sum(v);
-    if (lane == 0) room[threadIdx.x >> 5] = v;
+    const int lane = (int)threadIdx.x & 31, warps = (int)blockDim.x >> 5;
+    for (int v = (int)threadIdx.x >> 5; v < 8; v += warps) {
+        float s = 0.0f;
+        for (int i = 32 * v + lane; i < n; i += 256) s = __fadd_rn(s, f(i));
+        s = g3k__warp_sum(s);
+        if (lane == 0) room[v] = s;
+    }
     __syncthreads();
-    v = g3k__warp_sum(lane < warps ? room[lane] : 0.0f);
+    float s = room[0];
+    for (int v = 1; v < 8; v++) s += room[v];
     __syncthreads();
-    return v;
+    return s;
 }
+
+static __device__ __forceinline__ float g3k__root(float squares, int n, float eps) { return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)n), eps))); }
 
 static __device__ __forceinline__ float g3k__fresh(const float *p) { return *(const volatile float *)p; }      // as the other blocks of this launch left it
 
@@ -167,6 +175,23 @@ static __device__ __forceinline__ bool g3k__last_block(unsigned *ticket, unsigne
     __syncthreads();
     if (*last) __threadfence();
     return *last;
+}
+
+// ---- gelu, and the sum that ends a branch: parts of several kernels
+
+// 0.5 x (1 + tanh u) = x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3)
+// Where products and sums are fused is written out, here and below: left to the compiler it depends on what stands around, and so would the bits.
+static __device__ __forceinline__ float g3k__gelu(float x)
+{
+    return __fdiv_rn(x, __fadd_rn(1.0f, expf(__fmul_rn(-1.595769122f, fmaf(__fmul_rn(__fmul_rn(0.044715f, x), x), x, x)))));
+}
+
+// One row: x += norm(y), or x += y where norm.dim is 0. y may have been written by other blocks of this launch.
+static __device__ __forceinline__ void g3k__add_row(float *x, const float *y, const g3k__norm &norm, int dim, float *room)
+{
+    float scale = 1.0f;
+    if (norm.dim) scale = g3k__root(g3k__block_sum(dim, room, [&](int i) { const float v = g3k__fresh(y + i); return __fmul_rn(v, v); }), dim, norm.eps);
+    for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) x[i] = fmaf(__fmul_rn(g3k__fresh(y + i), scale), norm.dim ? 1.0f + g3k__dense(norm.w, i) : 1.0f, x[i]);
 }
 
 // ==================================================================================================================
@@ -194,17 +219,15 @@ static __device__ __forceinline__ bool g3k__last_block(unsigned *ticket, unsigne
 // A block does 2 tiles with `splits` warps each, which share the columns, in chunks of 64; their sums are added in order. Which warp does what
 // depends on the shape of W alone, so a row of y has the same bits whatever the number of rows of x.
 
-struct g3k_fuse {                       // what is done with the result besides; all null: nothing
+struct g3k__fuse {                       // what is done with the result besides; all null: nothing
     float *act;                         // W is gate over up: act[t][i] = gelu(gate[i]) up[i] instead of y
     float *x;                           // the block that comes last does x += norm(y), or x += y where post.dim is 0
     unsigned *ticket;
-    g3k_norm post;
+    g3k__norm post;
 };
 
 // Distinct tables of double quantisation; a weight's `map` is its number here, or -1: then it is read where it lies.
 __constant__ float g3k_maps[4][256];
-
-static __device__ __forceinline__ float g3k__gelu(float x) { return x / (1.0f + expf(-1.595769122f * (x + 0.044715f * x * x * x))); }
 
 static __device__ __forceinline__ void g3k__mma(float c[4], const g3k__u32 a[4], const g3k__u32 b[2])
 {
@@ -244,7 +267,7 @@ static __device__ __forceinline__ void g3k__decode(const g3k__u32 table[8], g3k_
     second = __byte_perm(low, high, 0x6273);
 }
 
-static __device__ __forceinline__ float4 g3k__gain(const g3k_norm &norm, int k)
+static __device__ __forceinline__ float4 g3k__gain(const g3k__norm &norm, int k)
 {
     if (norm.w.format == G3K_BF16) {
         const uint2 w = *(const uint2 *)((const g3k__u16 *)norm.w.data + k);
@@ -260,7 +283,7 @@ template <int NT> struct g3k__columns {  // 8 NT rows of x
 };
 
 // acc += A B for one step of 16 columns: A in one or two terms, B made of four numbers of each of the lane's rows of x.
-template <int NT> static __device__ __forceinline__ void g3k__step(float acc[NT][4], const g3k__u32 a[4], const g3k__u32 rest[4], bool has_rest, g3k__columns<NT> &B, const g3k_norm &norm, int k)
+template <int NT> static __device__ __forceinline__ void g3k__step(float acc[NT][4], const g3k__u32 a[4], const g3k__u32 rest[4], bool has_rest, g3k__columns<NT> &B, const g3k__norm &norm, int k)
 {
     float4 gain = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     if (B.normed) gain = g3k__gain(norm, k);
@@ -294,7 +317,7 @@ struct g3k__scales {
     float kept[2];
 };
 
-static __device__ __forceinline__ float2 g3k__scale_pair(const g3k_bits &w, g3k__scales &s, int block)
+static __device__ __forceinline__ float2 g3k__scale_pair(const g3k__bits &w, g3k__scales &s, int block)
 {
     if (!w.nested_absmax) return *(const float2 *)(s.absmax + (size_t)block * 64);
     const g3k__u16 code = *(const g3k__u16 *)(s.absmax + (size_t)block * 16);
@@ -310,7 +333,7 @@ static __device__ __forceinline__ float2 g3k__scale_pair(const g3k_bits &w, g3k_
 }
 
 // acc += the tile's rows at `row`, columns [64 from, 64 end), for 4-bit codes.
-template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)
+template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float acc[NT][4], const g3k__bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k__norm &norm)
 {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, wide = (int)w.blocksize / 64;
     const char *codes = (const char *)w.data + (size_t)row * cols / 2 + t * 128 + g * 16;
@@ -361,7 +384,7 @@ template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float ac
 }
 
 // The same for bf16 weights: a chunk is up to four loads of 16 columns.
-template <int NT> static __device__ __forceinline__ void g3k__tile_bf16(float acc[NT][4], const g3k_bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k_norm &norm)
+template <int NT> static __device__ __forceinline__ void g3k__tile_bf16(float acc[NT][4], const g3k__bits &w, int row, int cols, int from, int end, g3k__columns<NT> &B, const g3k__norm &norm)
 {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, last = cols / 16 < 4 * end ? cols / 16 : 4 * end;
     const char *numbers = (const char *)w.data + (size_t)row * cols * 2 + t * 128 + g * 16;
@@ -379,7 +402,7 @@ template <int NT> static __device__ __forceinline__ void g3k__tile_bf16(float ac
 }
 
 // Which rows of which segment tile number `tile` of the matrix holds; first: of y.
-static __device__ __forceinline__ int g3k__find_tile(const g3k_mat &W, int tile, int &row, int &first)
+static __device__ __forceinline__ int g3k__find_tile(const g3k__mat &W, int tile, int &row, int &first)
 {
     int s = 0;
     first = 0;
@@ -388,22 +411,9 @@ static __device__ __forceinline__ int g3k__find_tile(const g3k_mat &W, int tile,
     return s;
 }
 
-// x += norm(y) for n rows, or x += y: by the one block that is left when all of y is there.
-static __device__ __forceinline__ void g3k__add_rows(float *x, const float *y, const g3k_norm &norm, int dim, int n, float *room)
-{
-    for (int t = 0; t < n; t++, x += dim, y += dim) {
-        float square = 0.0f, scale = 1.0f;
-        if (norm.dim) {
-            for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) { const float v = g3k__fresh(y + i); square += v * v; }
-            scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)dim + norm.eps);
-        }
-        for (int i = (int)threadIdx.x; i < dim; i += (int)blockDim.x) x[i] += norm.dim ? g3k__fresh(y + i) * scale * (1.0f + g3k__dense(norm.w, i)) : g3k__fresh(y + i);
-    }
-}
-
 //   x  float [n][cols]    y  float [n][rows]    W  all segments in tiles    norm  RMSNorm, dim 0: none
 //   launch: grid (tiles / 2 rounded up, n / (8 NT) rounded up), 64 splits threads, splits 1, 2 or 4
-template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, const float *x, const g3k_norm &norm, const g3k_mat &W, int n, const g3k_fuse &fuse)
+template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, const float *x, const g3k__norm &norm, const g3k__mat &W, int n, const g3k__fuse &fuse)
 {
     __shared__ float4 sums[8 * NT * 32];
     __shared__ float squares[4][8 * NT];
@@ -421,7 +431,7 @@ template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, c
     }
     if (tile < tiles && from < end) {
         int row, first;
-        const g3k_bits &w = W.seg[g3k__find_tile(W, tile, row, first)].bits;
+        const g3k__bits &w = W.seg[g3k__find_tile(W, tile, row, first)].bits;
         if ((G3K_HAS(G3K_NF4) || G3K_HAS(G3K_FP4)) && w.format != G3K_BF16) g3k__tile_4bit<NT>(acc, w, row, W.cols, from, end, B, norm);
         else if (G3K_HAS(G3K_BF16)) g3k__tile_bf16<NT>(acc, w, row, W.cols, from, end, B, norm);
     }
@@ -445,7 +455,7 @@ template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, c
             for (int k = 0; k < 2; k++) {
                 float s = 0.0f;
                 for (int p = 0; p < splits; p++) s += squares[p][8 * i + 2 * (of & 3) + k];
-                factor[k] = 1.0f / sqrtf(s / (float)W.cols + norm.eps);
+                factor[k] = g3k__root(s, W.cols, norm.eps);
             }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -455,8 +465,9 @@ template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, c
                 const float4 u = sums[(((which_tile + half) * splits + p) * NT + i) * 32 + of];
                 s.x += u.x; s.y += u.y; s.z += u.z; s.w += u.w;
             }
-            v[half][0] = s.x * factor[0]; v[half][1] = s.y * factor[1]; v[half][2] = s.z * factor[0]; v[half][3] = s.w * factor[1];
-            const g3k_seg &seg = W.seg[g3k__find_tile(W, there + half * (tiles / 2), row, first)];
+            v[half][0] = __fmul_rn(s.x, factor[0]); v[half][1] = __fmul_rn(s.y, factor[1]);      // rounded here, whatever follows: fused or not, the same bits
+            v[half][2] = __fmul_rn(s.z, factor[0]); v[half][3] = __fmul_rn(s.w, factor[1]);
+            const g3k__seg &seg = W.seg[g3k__find_tile(W, there + half * (tiles / 2), row, first)];
             if (seg.bias.data)
 #pragma unroll
                 for (int k = 0; k < 4; k++) v[half][k] += g3k__dense(seg.bias, row + 2 * (of >> 2) + k / 2);
@@ -470,11 +481,11 @@ template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, c
             else *(float2 *)(y + (size_t)(t + k) * W.rows + row) = make_float2(v[0][k], v[0][2 + k]);
         }
     }
-    if (fuse.x && g3k__last_block(fuse.ticket, gridDim.x * gridDim.y, squares)) g3k__add_rows(fuse.x, y, fuse.post, W.rows, n, (float *)sums);
+    if (fuse.x && g3k__last_block(fuse.ticket, gridDim.x * gridDim.y, squares)) for (int t = 0; t < n; t++) g3k__add_row(fuse.x + (size_t)t * W.rows, y + (size_t)t * W.rows, fuse.post, W.rows, (float *)sums);
 }
 
 #define G3K_LINEAR(name, NT) \
-extern "C" __global__ void __launch_bounds__(256) name(float *y, const float *x, const __grid_constant__ g3k_norm norm, const __grid_constant__ g3k_mat W, int n, const __grid_constant__ g3k_fuse fuse) \
+extern "C" __global__ void __launch_bounds__(256) name(float *y, const float *x, const __grid_constant__ g3k__norm norm, const __grid_constant__ g3k__mat W, int n, const __grid_constant__ g3k__fuse fuse) \
 { g3k__linear<NT>(y, x, norm, W, n, fuse); }
 G3K_LINEAR(g3k_linear, 1)               // up to 8 rows of x
 G3K_LINEAR(g3k_linear_many, 4)          // 32 a block
@@ -482,13 +493,13 @@ G3K_LINEAR(g3k_linear_many, 4)          // 32 a block
 // The same for matrices that do not lie in tiles: any format and shape, float32 throughout. A warp does one row of W and up to 8 rows of x; lane l
 // takes columns l, l + 32, ... and the lanes' sums are added as a tree.
 //   launch: grid (rows / 4 rounded up, n / 8 rounded up), 128 threads
-extern "C" __global__ void __launch_bounds__(128) g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k_mat W, int n)
+extern "C" __global__ void __launch_bounds__(128) g3k_linear_plain(float *y, const float *x, const __grid_constant__ g3k__mat W, int n)
 {
     const int lane = threadIdx.x & 31, at = (int)(blockIdx.x * 4 + (threadIdx.x >> 5)), t = (int)blockIdx.y * 8;
     int s = 0, row = at;
     if (at >= W.rows) return;
     while (row >= W.seg[s].rows) row -= W.seg[s++].rows;
-    const g3k_seg &seg = W.seg[s];
+    const g3k__seg &seg = W.seg[s];
     float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     for (int k = lane; k < W.cols; k += 32) {
         const float w = W.transposed ? g3k__get(seg.bits, k, row, W.rows) : g3k__get(seg.bits, row, k, W.cols);
@@ -504,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(128) g3k_linear_plain(float *y, con
 
 // y[t] = scale E[ids[t]], exactly; ids nullptr: rows 0, 1, 2, ...; an id below 0 leaves its row as it is
 //   launch: grid n, 256 threads
-extern "C" __global__ void __launch_bounds__(256) g3k_embed(float *y, const __grid_constant__ g3k_mat E, const int *ids, float scale)
+extern "C" __global__ void __launch_bounds__(256) g3k_embed(float *y, const __grid_constant__ g3k__mat E, const int *ids, float scale)
 {
     const int t = (int)blockIdx.x, id = ids ? ids[t] : t;
     if (id < 0 || id >= E.rows) return;
@@ -518,42 +529,57 @@ extern "C" __global__ void __launch_bounds__(256) g3k_embed(float *y, const __gr
 
 #if G3K_REST
 
-// RMSNorm of n rows:  y[r][i] = x[r][i] / sqrt(mean of x[r]^2 + eps) * (1 + w[i])
+// y = norm(x), row by row.  RMSNorm: x / sqrt(mean of x^2 + eps) * (1 + w).  LayerNorm: (x - mean) / sqrt(mean of (x - mean)^2 + eps) * w + b
 //   x, y  float [n][dim], may be the same array
-//   launch: one block of 32 to 1024 threads (whole warps) per row, grid n; no dynamic shared memory
-extern "C" __global__ void __launch_bounds__(1024) g3k_norm(float *y, const float *x, const __grid_constant__ g3k_norm norm)
+//   launch: grid n, 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_norm(float *y, const float *x, const __grid_constant__ g3k__norm norm)
 {
-    __shared__ float room[32];
+    __shared__ float room[8];
     const size_t row = (size_t)blockIdx.x * (size_t)norm.dim;
-    float square = 0.0f;
-    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += x[row + i] * x[row + i];
-    float mean = 0.0f;
-    if (norm.layer) {
-        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) mean += x[row + i];
-        mean = g3k__block_sum(mean, room) / (float)norm.dim;
-        square = 0.0f;
-        for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x) square += (x[row + i] - mean) * (x[row + i] - mean);
-    }
-    const float scale = 1.0f / sqrtf(g3k__block_sum(square, room) / (float)norm.dim + norm.eps);
-    for (int i = (int)threadIdx.x; i < norm.dim; i += (int)blockDim.x)
+    const float mean = norm.layer ? g3k__block_sum(norm.dim, room, [&](int i) { return x[row + i]; }) / (float)norm.dim : 0.0f;
+    const float scale = g3k__root(g3k__block_sum(norm.dim, room, [&](int i) { const float v = x[row + i] - mean; return __fmul_rn(v, v); }), norm.dim, norm.eps);
+    for (int i = (int)threadIdx.x; i < norm.dim; i += 256)
         y[row + i] = norm.layer ? (x[row + i] - mean) * scale * g3k__dense(norm.w, i) + g3k__dense(norm.b, i) : x[row + i] * scale * (1.0f + g3k__dense(norm.w, i));
 }
-extern "C" __global__ void g3k_add(float *x, const float *y, int n) { for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] += y[i]; }
-extern "C" __global__ void g3k_geglu(float *y, const float *gu, int m)
+
+// x[t] += norm(y[t]), or x[t] += y[t] where norm.dim is 0.  x, y  float [n][dim]
+//   launch: grid n, 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_add(float *x, const float *y, const __grid_constant__ g3k__norm norm, int dim)
 {
-    for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(gu[(size_t)blockIdx.x * 2 * m + i]) * gu[(size_t)blockIdx.x * 2 * m + m + i];
+    __shared__ float room[8];
+    g3k__add_row(x + (size_t)blockIdx.x * dim, y + (size_t)blockIdx.x * dim, norm, dim, room);
 }
-extern "C" __global__ void g3k_gelu(float *y, int m) { for (int i = threadIdx.x; i < m; i += blockDim.x) y[(size_t)blockIdx.x * m + i] = g3k__gelu(y[(size_t)blockIdx.x * m + i]); }
-extern "C" __global__ void g3k_pool(float *y, const float *x, int side, int k, int dim)
+
+// y[t][i] = gelu(gu[t][i]) gu[t][m + i].  y  float [n][m], gu  float [n][2 m]
+//   launch: grid (m / 256 rounded up, n), 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_geglu(float *y, const float *gu, int m)
 {
-    const int out = side / k, cell = blockIdx.x;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        float sum = 0;
+    const size_t t = blockIdx.y;
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < m) y[t * m + i] = g3k__gelu(gu[t * 2 * m + i]) * gu[t * 2 * m + m + i];
+}
+
+// y = gelu(y).  y  float [n][m].  launch: grid (m / 256 rounded up, n), 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_gelu(float *y, int m)
+{
+    const int i = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (i < m) y[(size_t)blockIdx.y * m + i] = g3k__gelu(y[(size_t)blockIdx.y * m + i]);
+}
+
+// Means of k k patches of a side side grid: y  float [(side / k)^2][dim], x  float [side^2][dim].  launch: grid (side / k)^2, 256 threads
+extern "C" __global__ void __launch_bounds__(256) g3k_pool(float *y, const float *x, int side, int k, int dim)
+{
+    const int out = side / k, cell = (int)blockIdx.x;
+    for (int i = (int)threadIdx.x; i < dim; i += 256) {
+        float sum = 0.0f;
         for (int p = 0; p < k * k; p++) sum += x[((size_t)(cell / out * k + p / k) * side + cell % out * k + p % k) * dim + i];
         y[(size_t)cell * dim + i] = sum / (float)(k * k);
     }
 }
-extern "C" __global__ void g3k_angles(float *angle, const float *freq, const g3k_row *rows, int half)
+
+// angle[t][j] = cos, sin of pos freq[j], the product in float32: far positions tell.  angle  float [n][half][2]
+//   launch: grid n, 64 threads
+extern "C" __global__ void g3k_angles(float *angle, const float *freq, const g3k__row *rows, int half)
 {
     for (int i = threadIdx.x; i < half; i += blockDim.x) {
         float a = (float)rows[blockIdx.x].pos * freq[i];
@@ -568,7 +594,7 @@ extern "C" __global__ void g3k_angles(float *angle, const float *freq, const g3k
 // ==================================================================================================================
 
 #if G3K_ATTENTION
-static __device__ void g3k__put(void *codes, float *scales, const g3k_kv &kv, int head, int pos, const float *x)
+static __device__ void g3k__put(void *codes, float *scales, const g3k__kv &kv, int head, int pos, const float *x)
 {
     const size_t row = (size_t)head * kv.rows + pos % kv.rows, at = row * kv.head_dim;
     for (int i = 0; i < kv.head_dim; i++) {
@@ -577,7 +603,7 @@ static __device__ void g3k__put(void *codes, float *scales, const g3k_kv &kv, in
     }
 }
 static __device__ float g3k__kv_at(const void *codes, size_t at) { return G3K_KV == 0 ? ((const float *)codes)[at] : g3k__bf16(((const g3k__u16 *)codes)[at]); }
-extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread
+extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread
 {
     const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, half = d / 2;
     float *x = qkv + ((size_t)t * gridDim.x + h) * d;
@@ -597,7 +623,7 @@ extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k_attn
         if (!q) g3k__put(kv.k, kv.k_scale, kv, h - a.heads, rows[t].pos, x);
     } else g3k__put(kv.v, kv.v_scale, kv, h - a.heads - a.kv_heads, rows[t].pos, x);
 }
-extern "C" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k_attn a, const g3k_kv kv, const g3k_row *rows)        // grid (heads, n), 1 thread
+extern "C" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows)        // grid (heads, n), 1 thread
 {
     const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, g = h / (a.heads / a.kv_heads), pos = rows[t].pos, low = a.window && pos >= a.window ? pos - a.window + 1 : 0;
     const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * d;
