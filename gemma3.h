@@ -10478,7 +10478,7 @@ struct g3__card {                      // one card, as one model uses it
     int dead;                          // the driver's first error that nothing survives, 0: none
     struct { void *module; char options[96]; } module[G3__CARD_MODULES];
     int n_modules;
-    struct { void *kernel; int shared; char name[40]; } kernel[G3__CARD_KERNELS];
+    struct { void *kernel; int shared; char name[64]; } kernel[G3__CARD_KERNELS];
     int n_kernels;
     float map[4][256];                 // g3k_maps
     int n_maps;
@@ -10686,7 +10686,6 @@ typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 &
 
 // ---- operations as launches: one function each, which chooses kernel, grid and arguments from the shapes alone
 // All pointers are the card's. Rows of one step belong to one sequence.
-//STUBS
 typedef struct g3__card_fuse { float *act; float *x; const g3__norm *post; unsigned *ticket; } g3__card_fuse;
 #define G3__ARGS(...) void *args[] = { __VA_ARGS__ }
 static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { G3__ARGS(&y, &x, (void *)(uintptr_t)norm); g3__card_launch(c, "g3k_norm", (unsigned)n, 1, 256, 0, args, err); }
@@ -10740,20 +10739,58 @@ static void g3__card_geglu (g3__card *c, float *y, const float *gu, int m, int n
 static void g3__card_gelu  (g3__card *c, float *y, int m, int n, g3_error *err) { G3__ARGS(&y, &m); g3__card_launch(c, "g3k_gelu", ((unsigned)m + 255) / 256, (unsigned)n, 256, 0, args, err); }
 static void g3__card_pool  (g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err) { G3__ARGS(&y, &x, &side, &k, &dim); g3__card_launch(c, "g3k_pool", (unsigned)((side / k) * (side / k)), 1, 256, 0, args, err); }
 static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err) { G3__ARGS(&angle, &freq, &rows, &half); g3__card_launch(c, "g3k_angles", (unsigned)n, 1, 64, 0, args, err); }
-static void g3__card_rope  (g3__card *c, float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, int n, g3_error *err) { G3__ARGS(&qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows, &angle); g3__card_launch(c, "g3k_rope", (unsigned)(a->heads + 2 * a->kv_heads), (unsigned)n, 1, 0, args, err); }
-static void g3__card_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n, float *parts, unsigned *tickets, g3_error *err) { (void)parts; (void)tickets; G3__ARGS(&y, &qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows); g3__card_launch(c, "g3k_attend", (unsigned)a->heads, (unsigned)n, 1, 0, args, err); }
-static void g3__card_rope_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, float *parts, unsigned *tickets, g3_error *err)
+
+// ---- attention
+
+static const char *g3__card_kv_name(g3_kv kv) { return kv == G3_KV_F32 ? "f32" : kv == G3_KV_FP8 ? "fp8" : kv == G3_KV_INT8 ? "int8" : "bf16"; }
+
+static int g3__card_group(int heads, int kv_heads)       // query heads that share a kv head, or a part of them: at most 8 are worked on at once
 {
-    g3__card_rope(c, (float *)(uintptr_t)qkv, a, kv, rows, angle, 1, err);
-    g3__card_attend(c, y, qkv, a, kv, rows, 1, parts, tickets, err);
+    const int group = heads / kv_heads;
+    int set = G3__MIN(group, 8);
+    while (group % set) set--;
+    return set;
 }
-static bool g3__card_attention_module(g3__card *c, int head_dim, g3_kv kv, g3_error *err)
+
+static bool g3__card_attention_module(g3__card *c, int heads, int kv_heads, int head_dim, g3_kv kv, g3_error *err)
 {
-    char o[64];
-    snprintf(o, sizeof o, "-DG3K_HEAD_DIM=%d -DG3K_KV=%d", head_dim, (int)kv - 1);
-    return g3__card_module(c, o, err);
+    char options[80];
+    snprintf(options, sizeof options, "-DG3K_HEAD_DIM=%d -DG3K_GROUP=%d -DG3K_KV=%d", head_dim, g3__card_group(heads, kv_heads), kv == G3_KV_F32 ? 0 : kv == G3_KV_FP8 ? 2 : kv == G3_KV_INT8 ? 3 : 1);
+    return g3__card_module(c, options, err);
 }
-//STUBS END
+
+static unsigned g3__card_attend_name(char name[64], const char *what, const g3__attn *a, const g3__kv *kv)       // and how many threads a block has
+{
+    const int group = g3__card_group(a->heads, a->kv_heads);
+    snprintf(name, 64, "g3k_%s_%dx%d_%s", what, a->head_dim, group, g3__card_kv_name(kv->format));
+    return group * a->head_dim > 1024 ? 64 : 128;
+}
+
+static void g3__card_rope(g3__card *c, float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, int n, g3_error *err)
+{
+    char name[64];
+    void *args[5] = { &qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows, &angle };
+    g3__card_attend_name(name, "rope", a, kv);
+    g3__card_launch(c, name, (unsigned)(a->heads + 2 * a->kv_heads), (unsigned)n, 32, 0, args, err);
+}
+
+static void g3__card_attend(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, int n, g3_error *err)
+{
+    char name[64];
+    void *args[5] = { &y, &qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows };
+    const unsigned threads = g3__card_attend_name(name, "attend", a, kv);
+    g3__card_launch(c, name, (unsigned)n, (unsigned)(a->heads / g3__card_group(a->heads, a->kv_heads)), threads, 0, args, err);
+}
+
+// Rope and attend of a single row. parts and tickets are scratch: [g3__parts][heads][head_dim + 2], and an unsigned per set of heads, 0 between launches.
+static void g3__card_attend_one(g3__card *c, float *y, const float *qkv, const g3__attn *a, const g3__kv *kv, const g3__row *rows, const float *angle, float *parts, unsigned *tickets, g3_error *err)
+{
+    char name[64];
+    void *args[8] = { &y, &qkv, (void *)(uintptr_t)a, (void *)(uintptr_t)kv, &rows, &angle, &parts, &tickets };
+    const unsigned threads = g3__card_attend_name(name, "attend_one", a, kv), most = (unsigned)kv->rows / G3__PART + 2;
+    g3__card_launch(c, name, G3__MIN(most, 64u), (unsigned)(a->heads / g3__card_group(a->heads, a->kv_heads)), threads, 0, args, err);
+}
+
 
 // ---- tables of double quantisation. A checkpoint has one, or a few: they go into constant memory, where looking something up costs no traffic
 
@@ -10823,7 +10860,7 @@ static bool g3__load_to_card(g3__loading *l, g3__pool *pool, int readers, g3_err
 
 // ---- the tape: a step's operations are recorded between begin and end, neighbours fused, and what a few rows need is replayed as one graph
 
-enum { G3__GRAPH_ROWS = 8, G3__TICKETS = 64 };
+enum { G3__GRAPH_ROWS = 8 };
 enum { G3__DO_ANGLES, G3__DO_EMBED, G3__DO_LINEAR, G3__DO_NORM, G3__DO_ROPE, G3__DO_ATTEND, G3__DO_ADD, G3__DO_GEGLU, G3__DO_GELU, G3__DO_POOL };
 
 typedef struct g3__call {              // one operation, with its arguments; what it has none of is 0
@@ -10844,7 +10881,7 @@ struct g3__tape {
     g3__row *rows, *rows_there;        // of the step: pinned, and on the card
     int *ids, *ids_there;
     float *freq, *freq_there;          // [2][head_dim / 2]
-    unsigned *tickets;                 // [G3__TICKETS] on the card: 0 between launches
+    unsigned *tickets;                 // [heads, or 16] on the card: 0 between launches
     g3__mutex *turn;
     void *before;                      // the caller's context while ours is current
     int step;                          // rows of the running step
@@ -10867,7 +10904,7 @@ static void g3__lay_tape(g3__layout *l, const g3__config *c, const g3_session_de
     t->rows_there = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", rows * sizeof *t->rows);
     t->ids_there = (int *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof *t->ids);
     t->freq_there = (float *)g3__lay(l, G3__SCRATCH, "scratch: tables", 2 * half * sizeof *t->freq);
-    t->tickets = (unsigned *)g3__lay(l, G3__SCRATCH, "scratch: tables", G3__TICKETS * sizeof *t->tickets);
+    t->tickets = (unsigned *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)G3__MAX(c->heads, 16) * sizeof *t->tickets);
 }
 
 // The card is this thread's until leave: one session at a time, its context current.
@@ -10909,7 +10946,7 @@ static void g3__cuda_one(g3__run *r, const g3__call *k)  // without a neighbour
     case G3__DO_LINEAR: g3__card_linear(c, k->y, k->x, k->norm, k->W, k->n, r->a.h, NULL, err); break;
     case G3__DO_NORM:   g3__card_norm(c, k->y, k->x, k->norm, k->n, err); break;
     case G3__DO_ROPE:   g3__card_rope(c, k->y, k->att, k->kv, t->rows_there, k->x, k->n, err); break;
-    case G3__DO_ATTEND: g3__card_attend(c, k->y, k->x, k->att, k->kv, t->rows_there, k->n, r->a.parts, t->tickets, err); break;
+    case G3__DO_ATTEND: g3__card_attend(c, k->y, k->x, k->att, k->kv, t->rows_there, k->n, err); break;
     case G3__DO_ADD:    g3__card_add(c, k->y, k->x, k->norm, k->m, k->n, err); break;
     case G3__DO_GEGLU:  g3__card_geglu(c, k->y, k->x, k->m, k->n, err); break;
     case G3__DO_GELU:   g3__card_gelu(c, k->y, k->m, k->n, err); break;
@@ -10924,7 +10961,7 @@ static bool g3__cuda_two(g3__run *r, const g3__call *k)
     g3__card_fuse fuse = G3__ZERO;
     fuse.ticket = r->tape->tickets;
     if (k->op == G3__DO_ROPE && next->op == G3__DO_ATTEND && k->n == 1 && next->x == k->y) {
-        g3__card_rope_attend(r->card, next->y, next->x, k->att, k->kv, r->tape->rows_there, k->x, r->a.parts, r->tape->tickets, r->err);
+        g3__card_attend_one(r->card, next->y, next->x, k->att, k->kv, r->tape->rows_there, k->x, r->a.parts, r->tape->tickets, r->err);
         return true;
     }
     if (k->op != G3__DO_LINEAR || next->x != k->y || !g3__card_can_fuse(k->W, k->n)) return false;
@@ -11163,9 +11200,9 @@ static bool g3__tape_start(g3_session *s, g3_error *err)
     for (int kind = 0; kind < 2; kind++)
         for (int l = 0; l < s->m->text.layers; l++)
             if (s->m->text.layer[l].att.angles == kind) { g3__frequencies(&s->m->text.layer[l].att, t->freq + kind * (config->head_dim / 2)); break; }
-    if (!g3__card_attention_module(c, config->head_dim, s->desc.kv, err)) return false;
-    if (!s->desc.no_images && !g3__card_attention_module(c, s->sight.shape.head_dim, G3_KV_F32, err)) return false;
-    return G3__CARD(c, err, cuMemsetD8Async, ((g3__cu_ptr)(uintptr_t)t->tickets, 0, G3__TICKETS * sizeof *t->tickets, c->stream))
+    if (!g3__card_attention_module(c, config->heads, config->kv_heads, config->head_dim, s->desc.kv, err)) return false;
+    if (!s->desc.no_images && !g3__card_attention_module(c, s->sight.shape.heads, s->sight.shape.kv_heads, s->sight.shape.head_dim, G3_KV_F32, err)) return false;
+    return G3__CARD(c, err, cuMemsetD8Async, ((g3__cu_ptr)(uintptr_t)t->tickets, 0, (size_t)G3__MAX(config->heads, 16) * sizeof *t->tickets, c->stream))
         && G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)t->freq_there, t->freq, (size_t)(2 * (config->head_dim / 2)) * sizeof *t->freq, c->stream)) && g3__card_sync(c, err);
 }
 
@@ -11855,19 +11892,19 @@ static const char *const g3__kernel_source[] = {
 "//    kernel, whatever the launch: a kernel checks its own bounds where the grid does not fit them exactly.\n",
 "//  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,\n",
 "//    since a recorded graph replays the arguments of its first run.\n",
-"//  - What is compiled: all kernels below; or, where G3K_HEAD_DIM and G3K_KV (0 float, 1 bf16, 2 fp8, 3 int8) are defined, those of attention for\n",
-"//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k__format.\n",
+"//  - What is compiled: where G3K_HEAD_DIM, G3K_GROUP and G3K_KV are defined, the kernels of attention for them; else all others, and with G3K_ALL\n",
+"//    those of attention for the published models too. G3K_FORMATS is a mask of weight formats, bit g3k__format; G3K_PRECISE 1 multiplies near float32.\n",
 "//  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.\n",
 "\n",
 "// ---- the header's own structs, as kernel arguments: same members, same sizes\n",
 "\n",
 "enum g3k__format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };\n",
 "\n",
-"#ifdef G3K_HEAD_DIM\n",
+"#if defined(G3K_HEAD_DIM)\n",
 "#define G3K_ATTENTION 1\n",
 "#define G3K_REST      0\n",
 "#else\n",
-"#define G3K_ATTENTION 0\n",
+"#define G3K_ATTENTION defined(G3K_ALL)\n",
 "#define G3K_REST      1\n",
 "#endif\n",
 "#ifndef G3K_FORMATS\n",
@@ -12436,54 +12473,344 @@ static const char *const g3__kernel_source[] = {
 "// Attention\n",
 "// ==================================================================================================================\n",
 "\n",
+"// Keys and values of a sequence lie in a ring: position p in row p % rows, [kv_heads][rows][head_dim]. A row of the step at position p sees positions\n",
+"// max(0, p - window + 1) to its span, which is p, or the end of its image. What is compiled: for one size of head, one format of the cache, and one\n",
+"// group, the query heads that share a kv head (in sets of at most 8). The names say so: g3k_attend_256x4_bf16.\n",
+"//\n",
+"// The softmax is cut into parts of 256 positions that begin at multiples of 256, each made by one block, and merged in order (\"Online normalizer\n",
+"// calculation for softmax\", Milakov and Gimelshein, 2018): a row alone, whose parts many blocks share, has the same bits as among others.\n",
+"\n",
 "#if G3K_ATTENTION\n",
-"static __device__ void g3k__put(void *codes, float *scales, const g3k__kv &kv, int head, int pos, const float *x)\n",
+"\n",
+"#define G3K_KV_F32  0\n",
+"#define G3K_KV_BF16 1\n",
+"#define G3K_KV_FP8  2\n",
+"#define G3K_KV_INT8 3\n",
+"\n",
+"enum { G3K_PART = 256 };\n",
+"\n",
+"template <int D, int KV, int G> struct g3k__size {\n",
+"    static constexpr int bytes = KV == G3K_KV_F32 ? 4 : KV == G3K_KV_BF16 ? 2 : 1;      // of one number\n",
+"    static constexpr int each = 16 / bytes;                                             // numbers that a lane loads at once\n",
+"    static constexpr bool whole = D * bytes % 16 == 0;                                  // rows are whole 16 bytes\n",
+"    static constexpr int loads = (D + each - 1) / each;                                 // of a row\n",
+"    static constexpr int lanes = loads > 16 ? 32 : loads > 8 ? 16 : loads > 4 ? 8 : loads > 2 ? 4 : loads > 1 ? 2 : 1;     // that share a row\n",
+"    static constexpr int turns = (loads + lanes - 1) / lanes;\n",
+"    static constexpr int keys = 32 / lanes;                                             // rows that a warp loads at once\n",
+"    static constexpr int warps = G * D > 1024 ? 2 : 4;\n",
+"    static constexpr bool scaled = KV == G3K_KV_FP8 || KV == G3K_KV_INT8;\n",
+"};\n",
+"\n",
+"// ---- the cache\n",
+"\n",
+"static __device__ __forceinline__ g3k__u16 g3k__to_bf16(float f)                  // nearest, ties to even\n",
 "{\n",
-"    const size_t row = (size_t)head * kv.rows + pos % kv.rows, at = row * kv.head_dim;\n",
-"    for (int i = 0; i < kv.head_dim; i++) {\n",
-"        if (G3K_KV == 0) ((float *)codes)[at + i] = x[i];\n",
-"        else { unsigned u = __float_as_uint(x[i]); ((g3k__u16 *)codes)[at + i] = (g3k__u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16); }\n",
+"    const g3k__u32 u = __float_as_uint(f);\n",
+"    return (u & 0x7fffffffu) > 0x7f800000u ? (g3k__u16)(u >> 16 | 0x40) : (g3k__u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);\n",
+"}\n",
+"\n",
+"static __device__ __forceinline__ g3k__u8 g3k__to_e4m3(float f)                   // |f| <= 448; nearest, ties to even\n",
+"{\n",
+"    const g3k__u32 u = __float_as_uint(f) & 0x7fffffffu, sign = __float_as_uint(f) >> 24 & 0x80;\n",
+"    if (u < 121u << 23) return (g3k__u8)(sign | (g3k__u32)__float2int_rn(__uint_as_float(u) * 512.0f));      // below 2^-6: multiples of 2^-9\n",
+"    return (g3k__u8)(sign | (((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120u << 3)));\n",
+"}\n",
+"\n",
+"static __device__ __forceinline__ float g3k__limit(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0.0f; }\n",
+"\n",
+"// One row of K or V into the cache, by a warp. 8 bits: the largest magnitude becomes the largest code; what is not finite makes the scale infinite.\n",
+"template <int D, int KV> static __device__ __forceinline__ void g3k__put(void *codes, float *scales, size_t row, const float *x)\n",
+"{\n",
+"    const int lane = (int)threadIdx.x & 31;\n",
+"    const size_t at = row * D;\n",
+"    if (KV == G3K_KV_F32)  { for (int i = lane; i < D; i += 32) ((float *)codes)[at + i] = x[i]; return; }\n",
+"    if (KV == G3K_KV_BF16) { for (int i = lane; i < D; i += 32) ((g3k__u16 *)codes)[at + i] = g3k__to_bf16(x[i]); return; }\n",
+"    const float largest = KV == G3K_KV_FP8 ? 448.0f : 127.0f;\n",
+"    float most = 0.0f;\n",
+"    bool finite = true;\n",
+"    for (int i = lane; i < D; i += 32) { const float a = fabsf(x[i]); finite = finite && a <= 3.402823466e+38f; most = a > most ? a : most; }\n",
+"    for (int step = 16; step; step >>= 1) { const float a = __shfl_xor_sync(0xffffffffu, most, step); most = a > most ? a : most; }\n",
+"    const float scale = __all_sync(0xffffffffu, finite) ? __fdiv_rn(most, largest) : __uint_as_float(0x7f800000u);\n",
+"    if (lane == 0) scales[row] = scale;\n",
+"    for (int i = lane; i < D; i += 32) {\n",
+"        const float code = g3k__limit(scale > 0.0f ? __fdiv_rn(x[i], scale) : 0.0f, largest);\n",
+"        if (KV == G3K_KV_FP8) ((g3k__u8 *)codes)[at + i] = g3k__to_e4m3(code);\n",
+"        else ((signed char *)codes)[at + i] = (signed char)__float2int_rn(code);\n",
 "    }\n",
 "}\n",
-"static __device__ float g3k__kv_at(const void *codes, size_t at) { return G3K_KV == 0 ? ((const float *)codes)[at] : g3k__bf16(((const g3k__u16 *)codes)[at]); }\n",
-"extern \"C\" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread\n",
+"\n",
+"// Numbers e, e + 1, ... of a row of codes, as many as a lane loads at once; beyond the row 0.\n",
+"template <int D, int KV, int G> static __device__ __forceinline__ void g3k__load(float *v, const void *codes, size_t row, int e)\n",
 "{\n",
-"    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, half = d / 2;\n",
-"    float *x = qkv + ((size_t)t * gridDim.x + h) * d;\n",
-"    if (h < a.heads + a.kv_heads) {\n",
-"        const bool q = h < a.heads;\n",
-"        if ((q ? a.q_norm.dim : a.k_norm.dim)) {\n",
-"            float s = 0;\n",
-"            for (int i = 0; i < d; i++) s += x[i] * x[i];\n",
-"            s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));\n",
-"            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + g3k__dense(q ? a.q_norm.w : a.k_norm.w, i));\n",
+"    typedef g3k__size<D, KV, G> size;\n",
+"    const char *p = (const char *)codes + (row * D + e) * size::bytes;\n",
+"    if (size::whole) {\n",
+"        uint4 w = make_uint4(0, 0, 0, 0);\n",
+"        if (e < D) w = *(const uint4 *)p;\n",
+"        const g3k__u32 word[4] = { w.x, w.y, w.z, w.w };\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < size::each; i++) {\n",
+"            if (KV == G3K_KV_F32) v[i] = __uint_as_float(word[i]);\n",
+"            else if (KV == G3K_KV_BF16) v[i] = __uint_as_float(i & 1 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);\n",
+"            else if (KV == G3K_KV_INT8) v[i] = (float)((int)(word[i / 4] << (24 - i % 4 * 8)) >> 24);\n",
+"            else v[i] = g3k__e4m3((g3k__u8)(word[i / 4] >> (i % 4 * 8)));\n",
 "        }\n",
-"        if (angle) for (int i = 0; i < half; i++) {\n",
-"            const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];\n",
-"            x[i] = u * c - v * s;\n",
-"            x[i + half] = v * c + u * s;\n",
-"        }\n",
-"        if (!q) g3k__put(kv.k, kv.k_scale, kv, h - a.heads, rows[t].pos, x);\n",
-"    } else g3k__put(kv.v, kv.v_scale, kv, h - a.heads - a.kv_heads, rows[t].pos, x);\n",
-"}\n",
-"extern \"C\" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows)        // grid (heads, n), 1 thread\n",
-"{\n",
-"    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, g = h / (a.heads / a.kv_heads), pos = rows[t].pos, low = a.window && pos >= a.window ? pos - a.window + 1 : 0;\n",
-"    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * d;\n",
-"    float *o = y + ((size_t)t * a.heads + h) * d, top = __uint_as_float(0xff800000u), sum = 0;\n",
-"    for (int i = 0; i < d; i++) o[i] = 0;\n",
-"    for (int p = low; p <= rows[t].span; p++) {\n",
-"        const size_t at = ((size_t)g * kv.rows + p % kv.rows) * d;\n",
-"        float s = 0;\n",
-"        for (int i = 0; i < d; i++) s = fmaf(q[i], g3k__kv_at(kv.k, at + i), s);\n",
-"        s *= a.scale;\n",
-"        if (s > top) { const float f = expf(top - s); sum *= f; for (int i = 0; i < d; i++) o[i] *= f; top = s; }\n",
-"        const float w = expf(s - top);\n",
-"        sum += w;\n",
-"        for (int i = 0; i < d; i++) o[i] = fmaf(w, g3k__kv_at(kv.v, at + i), o[i]);\n",
+"        return;\n",
 "    }\n",
-"    for (int i = 0; i < d; i++) o[i] /= sum;\n",
+"#pragma unroll\n",
+"    for (int i = 0; i < size::each; i++) {\n",
+"        v[i] = 0.0f;\n",
+"        if (e + i >= D) continue;\n",
+"        if (KV == G3K_KV_F32) v[i] = ((const float *)p)[i];\n",
+"        else if (KV == G3K_KV_BF16) v[i] = g3k__bf16(((const g3k__u16 *)p)[i]);\n",
+"        else if (KV == G3K_KV_INT8) v[i] = (float)((const signed char *)p)[i];\n",
+"        else v[i] = g3k__e4m3(((const g3k__u8 *)p)[i]);\n",
+"    }\n",
 "}\n",
+"\n",
+"// ---- rope: one head, by a warp.  u = x / sqrt(mean of x^2 + eps) * (1 + w);  y[i] = u[i] cos - u[i + D / 2] sin,  y[i + D / 2] = u[i + D / 2] cos + u[i] sin\n",
+"// norm.dim 0: no norm; angle nullptr: no rotation. y may be x.\n",
+"\n",
+"template <int D> static __device__ __forceinline__ void g3k__rope_head(float *y, const float *x, const g3k__norm &norm, const float *angle)\n",
+"{\n",
+"    const int lane = (int)threadIdx.x & 31, half = D / 2;\n",
+"    float square = 0.0f, scale = 1.0f;\n",
+"    if (norm.dim) {\n",
+"        for (int i = lane; i < D; i += 32) square = fmaf(x[i], x[i], square);\n",
+"        scale = g3k__root(g3k__warp_sum(square), D, norm.eps);\n",
+"    }\n",
+"    __syncwarp();\n",
+"    for (int i = lane; i < half; i += 32) {\n",
+"        float a = x[i], b = x[i + half];\n",
+"        if (norm.dim) { a = __fmul_rn(__fmul_rn(a, scale), 1.0f + g3k__dense(norm.w, i)); b = __fmul_rn(__fmul_rn(b, scale), 1.0f + g3k__dense(norm.w, i + half)); }\n",
+"        const float c = angle ? angle[2 * i] : 1.0f, s = angle ? angle[2 * i + 1] : 0.0f;\n",
+"        y[i] = angle ? fmaf(a, c, -__fmul_rn(b, s)) : a;\n",
+"        y[i + half] = angle ? fmaf(b, c, __fmul_rn(a, s)) : b;\n",
+"    }\n",
+"    __syncwarp();\n",
+"}\n",
+"\n",
+"// q and k are normed and rotated where they lie, k and v go into the cache.  qkv  float [n][heads + 2 kv_heads][D]\n",
+"//   launch: grid (heads + 2 kv_heads, n), 32 threads\n",
+"template <int D, int KV> static __device__ __forceinline__ void g3k__rope(float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows, const float *angle)\n",
+"{\n",
+"    const int h = (int)blockIdx.x, t = (int)blockIdx.y, of = h - a.heads;\n",
+"    float *x = qkv + ((size_t)t * gridDim.x + h) * D;\n",
+"    const size_t at = (size_t)(rows[t].pos % kv.rows);\n",
+"    if (of < a.kv_heads) g3k__rope_head<D>(x, x, of < 0 ? a.q_norm : a.k_norm, angle ? angle + (size_t)t * D : nullptr);\n",
+"    if (of >= a.kv_heads) g3k__put<D, KV>(kv.v, kv.v_scale, (size_t)(of - a.kv_heads) * kv.rows + at, x);\n",
+"    else if (of >= 0) g3k__put<D, KV>(kv.k, kv.k_scale, (size_t)of * kv.rows + at, x);\n",
+"}\n",
+"\n",
+"// ---- attend\n",
+"\n",
+"template <int D, int KV, int G> struct g3k__attending {  // in shared memory\n",
+"    float q[G][D], score[G][G3K_PART], out[g3k__size<D, KV, G>::warps][G][D], sum[G][D];       // out: of each warp; sum: over the parts so far\n",
+"    float scale[2][g3k__size<D, KV, G>::scaled ? G3K_PART : 1];                                // of keys, of values\n",
+"    float top[G], total[G], part_top[G], part_total[G];                                        // maximum and sum of exp(s - maximum)\n",
+"};\n",
+"\n",
+"// One part: keys [first, first + count) of kv head `head`. Leaves its maximum and sum in part_top and part_total, the weighted values in out[0].\n",
+"template <int D, int KV, int G> static __device__ __forceinline__ void g3k__part(g3k__attending<D, KV, G> &m, const g3k__kv &kv, int head, int first, int count, float scale)\n",
+"{\n",
+"    typedef g3k__size<D, KV, G> size;\n",
+"    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, in_row = lane % size::lanes, key = lane / size::lanes;\n",
+"    const size_t base = (size_t)head * kv.rows;\n",
+"    if (size::scaled)\n",
+"        for (int i = (int)threadIdx.x; i < count; i += 32 * size::warps) {\n",
+"            m.scale[0][i] = kv.k_scale[base + (first + i) % kv.rows];\n",
+"            m.scale[1][i] = kv.v_scale[base + (first + i) % kv.rows];\n",
+"        }\n",
+"    __syncthreads();\n",
+"    float q[G][size::turns * size::each];\n",
+"#pragma unroll\n",
+"    for (int h = 0; h < G; h++)\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < size::turns * size::each; i++) {\n",
+"            const int e = (i / size::each * size::lanes + in_row) * size::each + i % size::each;\n",
+"            q[h][i] = e < D ? m.q[h][e] : 0.0f;\n",
+"        }\n",
+"    for (int k = warp * size::keys; k < count; k += size::warps * size::keys) {              // scores: a few keys a warp\n",
+"        const bool there = k + key < count;\n",
+"        float dot[G], v[size::each];\n",
+"#pragma unroll\n",
+"        for (int h = 0; h < G; h++) dot[h] = 0.0f;\n",
+"#pragma unroll\n",
+"        for (int turn = 0; turn < size::turns; turn++) {\n",
+"            g3k__load<D, KV, G>(v, kv.k, base + (first + (there ? k + key : k)) % kv.rows, (turn * size::lanes + in_row) * size::each);\n",
+"#pragma unroll\n",
+"            for (int h = 0; h < G; h++)\n",
+"#pragma unroll\n",
+"                for (int i = 0; i < size::each; i++) dot[h] = fmaf(q[h][turn * size::each + i], v[i], dot[h]);\n",
+"        }\n",
+"#pragma unroll\n",
+"        for (int h = 0; h < G; h++) {\n",
+"            for (int step = size::lanes / 2; step; step >>= 1) dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], step);\n",
+"            if (in_row == 0 && there) m.score[h][k + key] = __fmul_rn(size::scaled ? __fmul_rn(dot[h], m.scale[0][k + key]) : dot[h], scale);\n",
+"        }\n",
+"    }\n",
+"    __syncthreads();\n",
+"    for (int h = warp; h < G; h += size::warps) {                                            // softmax: a head a warp\n",
+"        float top = __uint_as_float(0xff800000u), total = 0.0f;\n",
+"        for (int i = lane; i < count; i += 32) top = m.score[h][i] > top ? m.score[h][i] : top;\n",
+"        for (int step = 16; step; step >>= 1) { const float other = __shfl_xor_sync(0xffffffffu, top, step); top = other > top ? other : top; }\n",
+"        for (int i = lane; i < count; i += 32) {\n",
+"            const float w = expf(m.score[h][i] - top);\n",
+"            total += w;\n",
+"            m.score[h][i] = size::scaled ? __fmul_rn(w, m.scale[1][i]) : w;\n",
+"        }\n",
+"        total = g3k__warp_sum(total);\n",
+"        if (lane == 0) { m.part_top[h] = top; m.part_total[h] = total; }\n",
+"    }\n",
+"    __syncthreads();\n",
+"    float sum[G][size::turns * size::each];\n",
+"#pragma unroll\n",
+"    for (int h = 0; h < G; h++)\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < size::turns * size::each; i++) sum[h][i] = 0.0f;\n",
+"    for (int k = warp * size::keys; k < count; k += size::warps * size::keys) {              // values, by the same lanes\n",
+"        const bool there = k + key < count;\n",
+"        float v[size::each];\n",
+"#pragma unroll\n",
+"        for (int turn = 0; turn < size::turns; turn++) {\n",
+"            g3k__load<D, KV, G>(v, kv.v, base + (first + (there ? k + key : k)) % kv.rows, (turn * size::lanes + in_row) * size::each);\n",
+"#pragma unroll\n",
+"            for (int h = 0; h < G; h++) {\n",
+"                const float w = there ? m.score[h][k + key] : 0.0f;\n",
+"#pragma unroll\n",
+"                for (int i = 0; i < size::each; i++) if (there) sum[h][turn * size::each + i] = fmaf(w, v[i], sum[h][turn * size::each + i]);\n",
+"            }\n",
+"        }\n",
+"    }\n",
+"#pragma unroll\n",
+"    for (int h = 0; h < G; h++)\n",
+"#pragma unroll\n",
+"        for (int i = 0; i < size::turns * size::each; i++) {\n",
+"            const int e = (i / size::each * size::lanes + in_row) * size::each + i % size::each;\n",
+"            for (int step = size::lanes; step < 32; step <<= 1) sum[h][i] += __shfl_xor_sync(0xffffffffu, sum[h][i], step);\n",
+"            if (key == 0 && e < D) m.out[warp][h][e] = sum[h][i];\n",
+"        }\n",
+"    __syncthreads();\n",
+"    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) {\n",
+"        float s = m.out[0][0][i];\n",
+"        for (int w = 1; w < size::warps; w++) s += m.out[w][0][i];\n",
+"        m.out[0][0][i] = s;\n",
+"    }\n",
+"    __syncthreads();\n",
+"}\n",
+"\n",
+"// Two runs of softmax become one: sum = sum exp(top - t) + other exp(other_top - t), t the larger maximum; the first is taken as it is.\n",
+"static __device__ __forceinline__ float g3k__joined(float top, float other_top, float sum, float other)\n",
+"{\n",
+"    const float most = other_top > top ? other_top : top;\n",
+"    return fmaf(other, expf(other_top - most), __fmul_rn(sum, expf(top - most)));\n",
+"}\n",
+"\n",
+"// sum, top and total of shared memory go on with a part's, which lie at out [G][D], tops [G] and totals [G].\n",
+"template <int D, int KV, int G> static __device__ __forceinline__ void g3k__merge(g3k__attending<D, KV, G> &m, const float *out, size_t stride, int tops, bool first)\n",
+"{\n",
+"    typedef g3k__size<D, KV, G> size;\n",
+"    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) {\n",
+"        const int h = i / D;\n",
+"        const float *part = out + h * stride;\n",
+"        m.sum[0][i] = first ? part[i % D] : g3k__joined(m.top[h], part[tops], m.sum[0][i], part[i % D]);\n",
+"    }\n",
+"    __syncthreads();\n",
+"    for (int h = (int)threadIdx.x; h < G; h += 32 * size::warps) {\n",
+"        const float *part = out + h * stride;\n",
+"        m.total[h] = first ? part[tops + 1] : g3k__joined(m.top[h], part[tops], m.total[h], part[tops + 1]);\n",
+"        m.top[h] = first || part[tops] > m.top[h] ? part[tops] : m.top[h];\n",
+"    }\n",
+"    __syncthreads();\n",
+"}\n",
+"\n",
+"// y[t][h] = softmax(scale q[t][h] K^T) V.  y  float [n][heads][D], qkv as g3k__rope left it.\n",
+"//   launch: grid (n, heads / G), 32 warps threads\n",
+"template <int D, int KV, int G> static __device__ __forceinline__ void g3k__attend(float *y, const float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows)\n",
+"{\n",
+"    typedef g3k__size<D, KV, G> size;\n",
+"    __shared__ g3k__attending<D, KV, G> m;\n",
+"    __shared__ float part[G][D + 2];\n",
+"    const int t = (int)blockIdx.x, h = (int)blockIdx.y * G, head = h / (a.heads / a.kv_heads), pos = rows[t].pos, last = rows[t].span;\n",
+"    const int low = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0;\n",
+"    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * D;\n",
+"    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) m.q[0][i] = q[i];\n",
+"    for (int p = low / G3K_PART; p <= last / G3K_PART; p++) {\n",
+"        const int first = p * G3K_PART > low ? p * G3K_PART : low, end = (p + 1) * G3K_PART <= last ? (p + 1) * G3K_PART : last + 1;\n",
+"        g3k__part(m, kv, head, first, end - first, a.scale);\n",
+"        for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) part[i / D][i % D] = m.out[0][0][i];\n",
+"        for (int i = (int)threadIdx.x; i < G; i += 32 * size::warps) { part[i][D] = m.part_top[i]; part[i][D + 1] = m.part_total[i]; }\n",
+"        __syncthreads();\n",
+"        g3k__merge(m, part[0], D + 2, D, p == low / G3K_PART);\n",
+"    }\n",
+"    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) y[((size_t)t * a.heads + h) * D + i] = __fdiv_rn(m.sum[0][i], m.total[i / D]);\n",
+"}\n",
+"\n",
+"// Rope and attend of one row in one launch, for writing. Each block ropes the heads of q it needs; the one whose part holds the row's own position\n",
+"// ropes k, and puts k and v into the cache. Parts go to memory, [parts][heads][D + 2], and the block that comes last joins them.\n",
+"//   launch: grid (splits, heads / G), 32 warps threads; splits from the size of the cache, not from the position; tickets  [heads / G]\n",
+"template <int D, int KV, int G> static __device__ __forceinline__ void g3k__attend_one(float *y, const float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows, const float *angle,\n",
+"                                                                                     float *parts, unsigned *tickets)\n",
+"{\n",
+"    typedef g3k__size<D, KV, G> size;\n",
+"    __shared__ g3k__attending<D, KV, G> m;\n",
+"    const int h = (int)blockIdx.y * G, group = a.heads / a.kv_heads, head = h / group, warp = (int)threadIdx.x >> 5, pos = rows[0].pos;\n",
+"    const int low = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0, begin = low / G3K_PART, count = pos / G3K_PART - begin + 1, splits = (int)gridDim.x;\n",
+"    const bool own = (count - 1) % splits == (int)blockIdx.x;                                // the last part is this block's\n",
+"    if ((int)blockIdx.x < count)\n",
+"        for (int i = warp; i < G; i += size::warps) g3k__rope_head<D>(m.q[i], qkv + (size_t)(h + i) * D, a.q_norm, angle);\n",
+"    if (own) {\n",
+"        const size_t row = (size_t)head * kv.rows + pos % kv.rows;\n",
+"        const float *k = qkv + (size_t)(a.heads + head) * D, *v = k + (size_t)a.kv_heads * D;\n",
+"        if (warp == 0) { g3k__rope_head<D>(m.sum[0], k, a.k_norm, angle); g3k__put<D, KV>(kv.k, kv.k_scale, row, m.sum[0]); }\n",
+"        if (warp == 1) g3k__put<D, KV>(kv.v, kv.v_scale, row, v);\n",
+"    }\n",
+"    __syncthreads();\n",
+"    for (int p = (int)blockIdx.x; p < count; p += splits) {\n",
+"        const int at = (begin + p) * G3K_PART, first = at > low ? at : low, end = at + G3K_PART <= pos ? at + G3K_PART : pos + 1;\n",
+"        float *part = parts + ((size_t)p * a.heads + h) * (D + 2);\n",
+"        g3k__part(m, kv, head, first, end - first, a.scale);\n",
+"        for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) part[i / D * (D + 2) + i % D] = m.out[0][0][i];\n",
+"        for (int i = (int)threadIdx.x; i < G; i += 32 * size::warps) { part[i * (D + 2) + D] = m.part_top[i]; part[i * (D + 2) + D + 1] = m.part_total[i]; }\n",
+"        __syncthreads();\n",
+"    }\n",
+"    if (!g3k__last_block(tickets + blockIdx.y, (unsigned)splits, m.score)) return;\n",
+"    for (int p = 0; p < count; p++) {\n",
+"        const float *part = parts + ((size_t)p * a.heads + h) * (D + 2);\n",
+"        for (int i = (int)threadIdx.x; i < G * (D + 2); i += 32 * size::warps) m.out[0][0][i] = g3k__fresh(part + i);      // of the first warp, and a little of the next\n",
+"        __syncthreads();\n",
+"        g3k__merge(m, m.out[0][0], D + 2, D, p == 0);\n",
+"    }\n",
+"    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) y[(size_t)h * D + i] = __fdiv_rn(m.sum[0][i], m.total[i / D]);\n",
+"}\n",
+"\n",
+"#define G3K_ATTEND(D, G, KV, name) \\\n",
+"extern \"C\" __global__ void __launch_bounds__(32) g3k_rope_##D##x##G##_##name(float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, const g3k__row *rows, const float *angle) \\\n",
+"{ g3k__rope<D, KV>(qkv, a, kv, rows, angle); } \\\n",
+"extern \"C\" __global__ void __launch_bounds__(128) g3k_attend_##D##x##G##_##name(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, const g3k__row *rows) \\\n",
+"{ g3k__attend<D, KV, G>(y, qkv, a, kv, rows); } \\\n",
+"extern \"C\" __global__ void __launch_bounds__(128) g3k_attend_one_##D##x##G##_##name(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, \\\n",
+"                                                                                   const g3k__row *rows, const float *angle, float *parts, unsigned *tickets) \\\n",
+"{ g3k__attend_one<D, KV, G>(y, qkv, a, kv, rows, angle, parts, tickets); }\n",
+"#define G3K_ATTEND_OF(D, G, KV, name) G3K_ATTEND(D, G, KV, name)\n",
+"\n",
+"#if defined(G3K_HEAD_DIM)\n",
+"#if G3K_KV == G3K_KV_F32\n",
+"G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 0, f32)\n",
+"#elif G3K_KV == G3K_KV_BF16\n",
+"G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 1, bf16)\n",
+"#elif G3K_KV == G3K_KV_FP8\n",
+"G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 2, fp8)\n",
+"#else\n",
+"G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 3, int8)\n",
+"#endif\n",
+"#else                                   // the published models: 270M and 1B, 4B and 12B, 27B, and the vision tower\n",
+"#define G3K_ATTEND_KV(D, G) G3K_ATTEND(D, G, 0, f32) G3K_ATTEND(D, G, 1, bf16) G3K_ATTEND(D, G, 2, fp8) G3K_ATTEND(D, G, 3, int8)\n",
+"G3K_ATTEND_KV(256, 4)\n",
+"G3K_ATTEND_KV(256, 2)\n",
+"G3K_ATTEND_KV(128, 2)\n",
+"G3K_ATTEND(72, 1, 0, f32)\n",
+"#endif\n",
 "#endif\n",
 //<embed
 NULL };

@@ -12,19 +12,19 @@
 //    kernel, whatever the launch: a kernel checks its own bounds where the grid does not fit them exactly.
 //  - Above each kernel: the formula, the shapes, the launch. What changes from token to token (positions, counts) is read from device memory,
 //    since a recorded graph replays the arguments of its first run.
-//  - What is compiled: all kernels below; or, where G3K_HEAD_DIM and G3K_KV (0 float, 1 bf16, 2 fp8, 3 int8) are defined, those of attention for
-//    one size of head and one format of the cache, and else those of the rest. G3K_FORMATS is a mask of weight formats, bit g3k__format.
+//  - What is compiled: where G3K_HEAD_DIM, G3K_GROUP and G3K_KV are defined, the kernels of attention for them; else all others, and with G3K_ALL
+//    those of attention for the published models too. G3K_FORMATS is a mask of weight formats, bit g3k__format; G3K_PRECISE 1 multiplies near float32.
 //  - Spaces, printable ASCII, lines under 300 bytes, no two question marks in a row: the file lives on as C strings.
 
 // ---- the header's own structs, as kernel arguments: same members, same sizes
 
 enum g3k__format { G3K_F32, G3K_BF16, G3K_F16, G3K_E4M3, G3K_E5M2, G3K_NF4, G3K_FP4 };
 
-#ifdef G3K_HEAD_DIM
+#if defined(G3K_HEAD_DIM)
 #define G3K_ATTENTION 1
 #define G3K_REST      0
 #else
-#define G3K_ATTENTION 0
+#define G3K_ATTENTION defined(G3K_ALL)
 #define G3K_REST      1
 #endif
 #ifndef G3K_FORMATS
@@ -593,52 +593,342 @@ extern "C" __global__ void g3k_angles(float *angle, const float *freq, const g3k
 // Attention
 // ==================================================================================================================
 
+// Keys and values of a sequence lie in a ring: position p in row p % rows, [kv_heads][rows][head_dim]. A row of the step at position p sees positions
+// max(0, p - window + 1) to its span, which is p, or the end of its image. What is compiled: for one size of head, one format of the cache, and one
+// group, the query heads that share a kv head (in sets of at most 8). The names say so: g3k_attend_256x4_bf16.
+//
+// The softmax is cut into parts of 256 positions that begin at multiples of 256, each made by one block, and merged in order ("Online normalizer
+// calculation for softmax", Milakov and Gimelshein, 2018): a row alone, whose parts many blocks share, has the same bits as among others.
+
 #if G3K_ATTENTION
-static __device__ void g3k__put(void *codes, float *scales, const g3k__kv &kv, int head, int pos, const float *x)
+
+#define G3K_KV_F32  0
+#define G3K_KV_BF16 1
+#define G3K_KV_FP8  2
+#define G3K_KV_INT8 3
+
+enum { G3K_PART = 256 };
+
+template <int D, int KV, int G> struct g3k__size {
+    static constexpr int bytes = KV == G3K_KV_F32 ? 4 : KV == G3K_KV_BF16 ? 2 : 1;      // of one number
+    static constexpr int each = 16 / bytes;                                             // numbers that a lane loads at once
+    static constexpr bool whole = D * bytes % 16 == 0;                                  // rows are whole 16 bytes
+    static constexpr int loads = (D + each - 1) / each;                                 // of a row
+    static constexpr int lanes = loads > 16 ? 32 : loads > 8 ? 16 : loads > 4 ? 8 : loads > 2 ? 4 : loads > 1 ? 2 : 1;     // that share a row
+    static constexpr int turns = (loads + lanes - 1) / lanes;
+    static constexpr int keys = 32 / lanes;                                             // rows that a warp loads at once
+    static constexpr int warps = G * D > 1024 ? 2 : 4;
+    static constexpr bool scaled = KV == G3K_KV_FP8 || KV == G3K_KV_INT8;
+};
+
+// ---- the cache
+
+static __device__ __forceinline__ g3k__u16 g3k__to_bf16(float f)                  // nearest, ties to even
 {
-    const size_t row = (size_t)head * kv.rows + pos % kv.rows, at = row * kv.head_dim;
-    for (int i = 0; i < kv.head_dim; i++) {
-        if (G3K_KV == 0) ((float *)codes)[at + i] = x[i];
-        else { unsigned u = __float_as_uint(x[i]); ((g3k__u16 *)codes)[at + i] = (g3k__u16)((u + 0x7fff + ((u >> 16) & 1)) >> 16); }
+    const g3k__u32 u = __float_as_uint(f);
+    return (u & 0x7fffffffu) > 0x7f800000u ? (g3k__u16)(u >> 16 | 0x40) : (g3k__u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static __device__ __forceinline__ g3k__u8 g3k__to_e4m3(float f)                   // |f| <= 448; nearest, ties to even
+{
+    const g3k__u32 u = __float_as_uint(f) & 0x7fffffffu, sign = __float_as_uint(f) >> 24 & 0x80;
+    if (u < 121u << 23) return (g3k__u8)(sign | (g3k__u32)__float2int_rn(__uint_as_float(u) * 512.0f));      // below 2^-6: multiples of 2^-9
+    return (g3k__u8)(sign | (((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120u << 3)));
+}
+
+static __device__ __forceinline__ float g3k__limit(float x, float most) { return x > most ? most : x < -most ? -most : x == x ? x : 0.0f; }
+
+// One row of K or V into the cache, by a warp. 8 bits: the largest magnitude becomes the largest code; what is not finite makes the scale infinite.
+template <int D, int KV> static __device__ __forceinline__ void g3k__put(void *codes, float *scales, size_t row, const float *x)
+{
+    const int lane = (int)threadIdx.x & 31;
+    const size_t at = row * D;
+    if (KV == G3K_KV_F32)  { for (int i = lane; i < D; i += 32) ((float *)codes)[at + i] = x[i]; return; }
+    if (KV == G3K_KV_BF16) { for (int i = lane; i < D; i += 32) ((g3k__u16 *)codes)[at + i] = g3k__to_bf16(x[i]); return; }
+    const float largest = KV == G3K_KV_FP8 ? 448.0f : 127.0f;
+    float most = 0.0f;
+    bool finite = true;
+    for (int i = lane; i < D; i += 32) { const float a = fabsf(x[i]); finite = finite && a <= 3.402823466e+38f; most = a > most ? a : most; }
+    for (int step = 16; step; step >>= 1) { const float a = __shfl_xor_sync(0xffffffffu, most, step); most = a > most ? a : most; }
+    const float scale = __all_sync(0xffffffffu, finite) ? __fdiv_rn(most, largest) : __uint_as_float(0x7f800000u);
+    if (lane == 0) scales[row] = scale;
+    for (int i = lane; i < D; i += 32) {
+        const float code = g3k__limit(scale > 0.0f ? __fdiv_rn(x[i], scale) : 0.0f, largest);
+        if (KV == G3K_KV_FP8) ((g3k__u8 *)codes)[at + i] = g3k__to_e4m3(code);
+        else ((signed char *)codes)[at + i] = (signed char)__float2int_rn(code);
     }
 }
-static __device__ float g3k__kv_at(const void *codes, size_t at) { return G3K_KV == 0 ? ((const float *)codes)[at] : g3k__bf16(((const g3k__u16 *)codes)[at]); }
-extern "C" __global__ void g3k_rope(float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows, const float *angle)     // grid (heads + 2 kv_heads, n), 1 thread
+
+// Numbers e, e + 1, ... of a row of codes, as many as a lane loads at once; beyond the row 0.
+template <int D, int KV, int G> static __device__ __forceinline__ void g3k__load(float *v, const void *codes, size_t row, int e)
 {
-    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, half = d / 2;
-    float *x = qkv + ((size_t)t * gridDim.x + h) * d;
-    if (h < a.heads + a.kv_heads) {
-        const bool q = h < a.heads;
-        if ((q ? a.q_norm.dim : a.k_norm.dim)) {
-            float s = 0;
-            for (int i = 0; i < d; i++) s += x[i] * x[i];
-            s = 1.0f / sqrtf(s / d + (q ? a.q_norm.eps : a.k_norm.eps));
-            for (int i = 0; i < d; i++) x[i] = x[i] * s * (1.0f + g3k__dense(q ? a.q_norm.w : a.k_norm.w, i));
+    typedef g3k__size<D, KV, G> size;
+    const char *p = (const char *)codes + (row * D + e) * size::bytes;
+    if (size::whole) {
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (e < D) w = *(const uint4 *)p;
+        const g3k__u32 word[4] = { w.x, w.y, w.z, w.w };
+#pragma unroll
+        for (int i = 0; i < size::each; i++) {
+            if (KV == G3K_KV_F32) v[i] = __uint_as_float(word[i]);
+            else if (KV == G3K_KV_BF16) v[i] = __uint_as_float(i & 1 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
+            else if (KV == G3K_KV_INT8) v[i] = (float)((int)(word[i / 4] << (24 - i % 4 * 8)) >> 24);
+            else v[i] = g3k__e4m3((g3k__u8)(word[i / 4] >> (i % 4 * 8)));
         }
-        if (angle) for (int i = 0; i < half; i++) {
-            const float c = angle[((size_t)t * half + i) * 2], s = angle[((size_t)t * half + i) * 2 + 1], u = x[i], v = x[i + half];
-            x[i] = u * c - v * s;
-            x[i + half] = v * c + u * s;
-        }
-        if (!q) g3k__put(kv.k, kv.k_scale, kv, h - a.heads, rows[t].pos, x);
-    } else g3k__put(kv.v, kv.v_scale, kv, h - a.heads - a.kv_heads, rows[t].pos, x);
-}
-extern "C" __global__ void g3k_attend(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const g3k__kv kv, const g3k__row *rows)        // grid (heads, n), 1 thread
-{
-    const int h = blockIdx.x, t = blockIdx.y, d = a.head_dim, g = h / (a.heads / a.kv_heads), pos = rows[t].pos, low = a.window && pos >= a.window ? pos - a.window + 1 : 0;
-    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * d;
-    float *o = y + ((size_t)t * a.heads + h) * d, top = __uint_as_float(0xff800000u), sum = 0;
-    for (int i = 0; i < d; i++) o[i] = 0;
-    for (int p = low; p <= rows[t].span; p++) {
-        const size_t at = ((size_t)g * kv.rows + p % kv.rows) * d;
-        float s = 0;
-        for (int i = 0; i < d; i++) s = fmaf(q[i], g3k__kv_at(kv.k, at + i), s);
-        s *= a.scale;
-        if (s > top) { const float f = expf(top - s); sum *= f; for (int i = 0; i < d; i++) o[i] *= f; top = s; }
-        const float w = expf(s - top);
-        sum += w;
-        for (int i = 0; i < d; i++) o[i] = fmaf(w, g3k__kv_at(kv.v, at + i), o[i]);
+        return;
     }
-    for (int i = 0; i < d; i++) o[i] /= sum;
+#pragma unroll
+    for (int i = 0; i < size::each; i++) {
+        v[i] = 0.0f;
+        if (e + i >= D) continue;
+        if (KV == G3K_KV_F32) v[i] = ((const float *)p)[i];
+        else if (KV == G3K_KV_BF16) v[i] = g3k__bf16(((const g3k__u16 *)p)[i]);
+        else if (KV == G3K_KV_INT8) v[i] = (float)((const signed char *)p)[i];
+        else v[i] = g3k__e4m3(((const g3k__u8 *)p)[i]);
+    }
 }
+
+// ---- rope: one head, by a warp.  u = x / sqrt(mean of x^2 + eps) * (1 + w);  y[i] = u[i] cos - u[i + D / 2] sin,  y[i + D / 2] = u[i + D / 2] cos + u[i] sin
+// norm.dim 0: no norm; angle nullptr: no rotation. y may be x.
+
+template <int D> static __device__ __forceinline__ void g3k__rope_head(float *y, const float *x, const g3k__norm &norm, const float *angle)
+{
+    const int lane = (int)threadIdx.x & 31, half = D / 2;
+    float square = 0.0f, scale = 1.0f;
+    if (norm.dim) {
+        for (int i = lane; i < D; i += 32) square = fmaf(x[i], x[i], square);
+        scale = g3k__root(g3k__warp_sum(square), D, norm.eps);
+    }
+    __syncwarp();
+    for (int i = lane; i < half; i += 32) {
+        float a = x[i], b = x[i + half];
+        if (norm.dim) { a = __fmul_rn(__fmul_rn(a, scale), 1.0f + g3k__dense(norm.w, i)); b = __fmul_rn(__fmul_rn(b, scale), 1.0f + g3k__dense(norm.w, i + half)); }
+        const float c = angle ? angle[2 * i] : 1.0f, s = angle ? angle[2 * i + 1] : 0.0f;
+        y[i] = angle ? fmaf(a, c, -__fmul_rn(b, s)) : a;
+        y[i + half] = angle ? fmaf(b, c, __fmul_rn(a, s)) : b;
+    }
+    __syncwarp();
+}
+
+// q and k are normed and rotated where they lie, k and v go into the cache.  qkv  float [n][heads + 2 kv_heads][D]
+//   launch: grid (heads + 2 kv_heads, n), 32 threads
+template <int D, int KV> static __device__ __forceinline__ void g3k__rope(float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows, const float *angle)
+{
+    const int h = (int)blockIdx.x, t = (int)blockIdx.y, of = h - a.heads;
+    float *x = qkv + ((size_t)t * gridDim.x + h) * D;
+    const size_t at = (size_t)(rows[t].pos % kv.rows);
+    if (of < a.kv_heads) g3k__rope_head<D>(x, x, of < 0 ? a.q_norm : a.k_norm, angle ? angle + (size_t)t * D : nullptr);
+    if (of >= a.kv_heads) g3k__put<D, KV>(kv.v, kv.v_scale, (size_t)(of - a.kv_heads) * kv.rows + at, x);
+    else if (of >= 0) g3k__put<D, KV>(kv.k, kv.k_scale, (size_t)of * kv.rows + at, x);
+}
+
+// ---- attend
+
+template <int D, int KV, int G> struct g3k__attending {  // in shared memory
+    float q[G][D], score[G][G3K_PART], out[g3k__size<D, KV, G>::warps][G][D], sum[G][D];       // out: of each warp; sum: over the parts so far
+    float scale[2][g3k__size<D, KV, G>::scaled ? G3K_PART : 1];                                // of keys, of values
+    float top[G], total[G], part_top[G], part_total[G];                                        // maximum and sum of exp(s - maximum)
+};
+
+// One part: keys [first, first + count) of kv head `head`. Leaves its maximum and sum in part_top and part_total, the weighted values in out[0].
+template <int D, int KV, int G> static __device__ __forceinline__ void g3k__part(g3k__attending<D, KV, G> &m, const g3k__kv &kv, int head, int first, int count, float scale)
+{
+    typedef g3k__size<D, KV, G> size;
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, in_row = lane % size::lanes, key = lane / size::lanes;
+    const size_t base = (size_t)head * kv.rows;
+    if (size::scaled)
+        for (int i = (int)threadIdx.x; i < count; i += 32 * size::warps) {
+            m.scale[0][i] = kv.k_scale[base + (first + i) % kv.rows];
+            m.scale[1][i] = kv.v_scale[base + (first + i) % kv.rows];
+        }
+    __syncthreads();
+    float q[G][size::turns * size::each];
+#pragma unroll
+    for (int h = 0; h < G; h++)
+#pragma unroll
+        for (int i = 0; i < size::turns * size::each; i++) {
+            const int e = (i / size::each * size::lanes + in_row) * size::each + i % size::each;
+            q[h][i] = e < D ? m.q[h][e] : 0.0f;
+        }
+    for (int k = warp * size::keys; k < count; k += size::warps * size::keys) {              // scores: a few keys a warp
+        const bool there = k + key < count;
+        float dot[G], v[size::each];
+#pragma unroll
+        for (int h = 0; h < G; h++) dot[h] = 0.0f;
+#pragma unroll
+        for (int turn = 0; turn < size::turns; turn++) {
+            g3k__load<D, KV, G>(v, kv.k, base + (first + (there ? k + key : k)) % kv.rows, (turn * size::lanes + in_row) * size::each);
+#pragma unroll
+            for (int h = 0; h < G; h++)
+#pragma unroll
+                for (int i = 0; i < size::each; i++) dot[h] = fmaf(q[h][turn * size::each + i], v[i], dot[h]);
+        }
+#pragma unroll
+        for (int h = 0; h < G; h++) {
+            for (int step = size::lanes / 2; step; step >>= 1) dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], step);
+            if (in_row == 0 && there) m.score[h][k + key] = __fmul_rn(size::scaled ? __fmul_rn(dot[h], m.scale[0][k + key]) : dot[h], scale);
+        }
+    }
+    __syncthreads();
+    for (int h = warp; h < G; h += size::warps) {                                            // softmax: a head a warp
+        float top = __uint_as_float(0xff800000u), total = 0.0f;
+        for (int i = lane; i < count; i += 32) top = m.score[h][i] > top ? m.score[h][i] : top;
+        for (int step = 16; step; step >>= 1) { const float other = __shfl_xor_sync(0xffffffffu, top, step); top = other > top ? other : top; }
+        for (int i = lane; i < count; i += 32) {
+            const float w = expf(m.score[h][i] - top);
+            total += w;
+            m.score[h][i] = size::scaled ? __fmul_rn(w, m.scale[1][i]) : w;
+        }
+        total = g3k__warp_sum(total);
+        if (lane == 0) { m.part_top[h] = top; m.part_total[h] = total; }
+    }
+    __syncthreads();
+    float sum[G][size::turns * size::each];
+#pragma unroll
+    for (int h = 0; h < G; h++)
+#pragma unroll
+        for (int i = 0; i < size::turns * size::each; i++) sum[h][i] = 0.0f;
+    for (int k = warp * size::keys; k < count; k += size::warps * size::keys) {              // values, by the same lanes
+        const bool there = k + key < count;
+        float v[size::each];
+#pragma unroll
+        for (int turn = 0; turn < size::turns; turn++) {
+            g3k__load<D, KV, G>(v, kv.v, base + (first + (there ? k + key : k)) % kv.rows, (turn * size::lanes + in_row) * size::each);
+#pragma unroll
+            for (int h = 0; h < G; h++) {
+                const float w = there ? m.score[h][k + key] : 0.0f;
+#pragma unroll
+                for (int i = 0; i < size::each; i++) if (there) sum[h][turn * size::each + i] = fmaf(w, v[i], sum[h][turn * size::each + i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < G; h++)
+#pragma unroll
+        for (int i = 0; i < size::turns * size::each; i++) {
+            const int e = (i / size::each * size::lanes + in_row) * size::each + i % size::each;
+            for (int step = size::lanes; step < 32; step <<= 1) sum[h][i] += __shfl_xor_sync(0xffffffffu, sum[h][i], step);
+            if (key == 0 && e < D) m.out[warp][h][e] = sum[h][i];
+        }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) {
+        float s = m.out[0][0][i];
+        for (int w = 1; w < size::warps; w++) s += m.out[w][0][i];
+        m.out[0][0][i] = s;
+    }
+    __syncthreads();
+}
+
+// Two runs of softmax become one: sum = sum exp(top - t) + other exp(other_top - t), t the larger maximum; the first is taken as it is.
+static __device__ __forceinline__ float g3k__joined(float top, float other_top, float sum, float other)
+{
+    const float most = other_top > top ? other_top : top;
+    return fmaf(other, expf(other_top - most), __fmul_rn(sum, expf(top - most)));
+}
+
+// sum, top and total of shared memory go on with a part's, which lie at out [G][D], tops [G] and totals [G].
+template <int D, int KV, int G> static __device__ __forceinline__ void g3k__merge(g3k__attending<D, KV, G> &m, const float *out, size_t stride, int tops, bool first)
+{
+    typedef g3k__size<D, KV, G> size;
+    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) {
+        const int h = i / D;
+        const float *part = out + h * stride;
+        m.sum[0][i] = first ? part[i % D] : g3k__joined(m.top[h], part[tops], m.sum[0][i], part[i % D]);
+    }
+    __syncthreads();
+    for (int h = (int)threadIdx.x; h < G; h += 32 * size::warps) {
+        const float *part = out + h * stride;
+        m.total[h] = first ? part[tops + 1] : g3k__joined(m.top[h], part[tops], m.total[h], part[tops + 1]);
+        m.top[h] = first || part[tops] > m.top[h] ? part[tops] : m.top[h];
+    }
+    __syncthreads();
+}
+
+// y[t][h] = softmax(scale q[t][h] K^T) V.  y  float [n][heads][D], qkv as g3k__rope left it.
+//   launch: grid (n, heads / G), 32 warps threads
+template <int D, int KV, int G> static __device__ __forceinline__ void g3k__attend(float *y, const float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows)
+{
+    typedef g3k__size<D, KV, G> size;
+    __shared__ g3k__attending<D, KV, G> m;
+    __shared__ float part[G][D + 2];
+    const int t = (int)blockIdx.x, h = (int)blockIdx.y * G, head = h / (a.heads / a.kv_heads), pos = rows[t].pos, last = rows[t].span;
+    const int low = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0;
+    const float *q = qkv + ((size_t)t * (a.heads + 2 * a.kv_heads) + h) * D;
+    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) m.q[0][i] = q[i];
+    for (int p = low / G3K_PART; p <= last / G3K_PART; p++) {
+        const int first = p * G3K_PART > low ? p * G3K_PART : low, end = (p + 1) * G3K_PART <= last ? (p + 1) * G3K_PART : last + 1;
+        g3k__part(m, kv, head, first, end - first, a.scale);
+        for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) part[i / D][i % D] = m.out[0][0][i];
+        for (int i = (int)threadIdx.x; i < G; i += 32 * size::warps) { part[i][D] = m.part_top[i]; part[i][D + 1] = m.part_total[i]; }
+        __syncthreads();
+        g3k__merge(m, part[0], D + 2, D, p == low / G3K_PART);
+    }
+    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) y[((size_t)t * a.heads + h) * D + i] = __fdiv_rn(m.sum[0][i], m.total[i / D]);
+}
+
+// Rope and attend of one row in one launch, for writing. Each block ropes the heads of q it needs; the one whose part holds the row's own position
+// ropes k, and puts k and v into the cache. Parts go to memory, [parts][heads][D + 2], and the block that comes last joins them.
+//   launch: grid (splits, heads / G), 32 warps threads; splits from the size of the cache, not from the position; tickets  [heads / G]
+template <int D, int KV, int G> static __device__ __forceinline__ void g3k__attend_one(float *y, const float *qkv, const g3k__attn &a, const g3k__kv &kv, const g3k__row *rows, const float *angle,
+                                                                                     float *parts, unsigned *tickets)
+{
+    typedef g3k__size<D, KV, G> size;
+    __shared__ g3k__attending<D, KV, G> m;
+    const int h = (int)blockIdx.y * G, group = a.heads / a.kv_heads, head = h / group, warp = (int)threadIdx.x >> 5, pos = rows[0].pos;
+    const int low = a.window > 0 && pos >= a.window ? pos - a.window + 1 : 0, begin = low / G3K_PART, count = pos / G3K_PART - begin + 1, splits = (int)gridDim.x;
+    const bool own = (count - 1) % splits == (int)blockIdx.x;                                // the last part is this block's
+    if ((int)blockIdx.x < count)
+        for (int i = warp; i < G; i += size::warps) g3k__rope_head<D>(m.q[i], qkv + (size_t)(h + i) * D, a.q_norm, angle);
+    if (own) {
+        const size_t row = (size_t)head * kv.rows + pos % kv.rows;
+        const float *k = qkv + (size_t)(a.heads + head) * D, *v = k + (size_t)a.kv_heads * D;
+        if (warp == 0) { g3k__rope_head<D>(m.sum[0], k, a.k_norm, angle); g3k__put<D, KV>(kv.k, kv.k_scale, row, m.sum[0]); }
+        if (warp == 1) g3k__put<D, KV>(kv.v, kv.v_scale, row, v);
+    }
+    __syncthreads();
+    for (int p = (int)blockIdx.x; p < count; p += splits) {
+        const int at = (begin + p) * G3K_PART, first = at > low ? at : low, end = at + G3K_PART <= pos ? at + G3K_PART : pos + 1;
+        float *part = parts + ((size_t)p * a.heads + h) * (D + 2);
+        g3k__part(m, kv, head, first, end - first, a.scale);
+        for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) part[i / D * (D + 2) + i % D] = m.out[0][0][i];
+        for (int i = (int)threadIdx.x; i < G; i += 32 * size::warps) { part[i * (D + 2) + D] = m.part_top[i]; part[i * (D + 2) + D + 1] = m.part_total[i]; }
+        __syncthreads();
+    }
+    if (!g3k__last_block(tickets + blockIdx.y, (unsigned)splits, m.score)) return;
+    for (int p = 0; p < count; p++) {
+        const float *part = parts + ((size_t)p * a.heads + h) * (D + 2);
+        for (int i = (int)threadIdx.x; i < G * (D + 2); i += 32 * size::warps) m.out[0][0][i] = g3k__fresh(part + i);      // of the first warp, and a little of the next
+        __syncthreads();
+        g3k__merge(m, m.out[0][0], D + 2, D, p == 0);
+    }
+    for (int i = (int)threadIdx.x; i < G * D; i += 32 * size::warps) y[(size_t)h * D + i] = __fdiv_rn(m.sum[0][i], m.total[i / D]);
+}
+
+#define G3K_ATTEND(D, G, KV, name) \
+extern "C" __global__ void __launch_bounds__(32) g3k_rope_##D##x##G##_##name(float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, const g3k__row *rows, const float *angle) \
+{ g3k__rope<D, KV>(qkv, a, kv, rows, angle); } \
+extern "C" __global__ void __launch_bounds__(128) g3k_attend_##D##x##G##_##name(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, const g3k__row *rows) \
+{ g3k__attend<D, KV, G>(y, qkv, a, kv, rows); } \
+extern "C" __global__ void __launch_bounds__(128) g3k_attend_one_##D##x##G##_##name(float *y, const float *qkv, const __grid_constant__ g3k__attn a, const __grid_constant__ g3k__kv kv, \
+                                                                                   const g3k__row *rows, const float *angle, float *parts, unsigned *tickets) \
+{ g3k__attend_one<D, KV, G>(y, qkv, a, kv, rows, angle, parts, tickets); }
+#define G3K_ATTEND_OF(D, G, KV, name) G3K_ATTEND(D, G, KV, name)
+
+#if defined(G3K_HEAD_DIM)
+#if G3K_KV == G3K_KV_F32
+G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 0, f32)
+#elif G3K_KV == G3K_KV_BF16
+G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 1, bf16)
+#elif G3K_KV == G3K_KV_FP8
+G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 2, fp8)
+#else
+G3K_ATTEND_OF(G3K_HEAD_DIM, G3K_GROUP, 3, int8)
+#endif
+#else                                   // the published models: 270M and 1B, 4B and 12B, 27B, and the vision tower
+#define G3K_ATTEND_KV(D, G) G3K_ATTEND(D, G, 0, f32) G3K_ATTEND(D, G, 1, bf16) G3K_ATTEND(D, G, 2, fp8) G3K_ATTEND(D, G, 3, int8)
+G3K_ATTEND_KV(256, 4)
+G3K_ATTEND_KV(256, 2)
+G3K_ATTEND_KV(128, 2)
+G3K_ATTEND(72, 1, 0, f32)
+#endif
 #endif
