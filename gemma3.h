@@ -672,15 +672,28 @@ static void g3__pages_give(void *user, void *ptr, size_t size)
 #endif
 }
 
-// ---- libraries, opened while the program runs
+// ---- libraries, opened while the program runs, and where they are looked for; files that appear whole or not at all
 
 #ifndef GEMMA3_NO_CUDA
 #if defined(_WIN32)
 #define G3__PATH_LIST ";"
-static void *g3__library_open(const char *path)                          // UTF-8
+#define G3__TOOLKIT   "C:/Program Files/NVIDIA GPU Computing Toolkit/CUDA/v%d.%d"
+#define G3__BUILTINS  "nvrtc-builtins64_%d%d.dll"
+static const char *const g3__driver_files[] = { "nvcuda.dll", NULL };
+static const char *const g3__nvrtc_files[]  = { "nvrtc64_130_0.dll", "nvrtc64_120_0.dll" };                     // of the generations 13 and 12
+static const char *const g3__nvrtc_below[]  = { "", "/bin/x64", "/bin", "/nvidia/cu13/bin/x86_64", "/nvidia/cu13/bin", "/nvidia/cuda_nvrtc/bin", NULL };
+static const char *const g3__driver_dirs[]  = { NULL };
+static const char *const g3__toolkit_dirs[] = { NULL };
+
+static bool g3__wide(const char *utf8, wchar_t wide[1024]) { return MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, utf8, -1, wide, 1024) > 0; }
+
+static void *g3__library_open(const char *path)          // UTF-8; what a library at a path needs is looked for beside it
 {
-    wchar_t wide[1024];
-    return MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, 1024) ? (void *)LoadLibraryW(wide) : NULL;
+    wchar_t wide[1024], full[1024];
+    if (!g3__wide(path, wide)) return NULL;
+    if (!strpbrk(path, "/\\")) return (void *)LoadLibraryW(wide);
+    DWORD n = GetFullPathNameW(wide, 1024, full, NULL);
+    return n && n < 1024 ? (void *)LoadLibraryExW(full, NULL, LOAD_WITH_ALTERED_SEARCH_PATH) : NULL;
 }
 static void g3__library_close(void *lib) { FreeLibrary((HMODULE)lib); }
 static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot: a pointer to a function
@@ -689,8 +702,30 @@ static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot
     memcpy(slot, &f, sizeof f);
     return f != NULL;
 }
+
+static bool g3__environment(const char *name, char *out, int size)
+{
+    wchar_t key[1024], wide[1024];
+    DWORD n = g3__wide(name, key) ? GetEnvironmentVariableW(key, wide, 1024) : 0;
+    return n && n < 1024 && WideCharToMultiByte(CP_UTF8, 0, wide, -1, out, size, NULL, NULL) > 0;
+}
+
+static bool g3__program_path(char *out, int size)
+{
+    wchar_t wide[1024];
+    DWORD n = GetModuleFileNameW(NULL, wide, 1024);
+    return n && n < 1024 && WideCharToMultiByte(CP_UTF8, 0, wide, -1, out, size, NULL, NULL) > 0;
+}
 #else
 #define G3__PATH_LIST ":"
+#define G3__TOOLKIT   "/usr/local/cuda-%d.%d"
+#define G3__BUILTINS  "libnvrtc-builtins.so.%d.%d"
+static const char *const g3__driver_files[] = { "libcuda.so.1", "libcuda.so", NULL };
+static const char *const g3__nvrtc_files[]  = { "libnvrtc.so.13", "libnvrtc.so.12" };                          // of the generations 13 and 12
+static const char *const g3__nvrtc_below[]  = { "", "/lib64", "/lib", "/targets/x86_64-linux/lib", "/targets/sbsa-linux/lib", "/nvidia/cu13/lib", "/nvidia/cuda_nvrtc/lib", NULL };
+static const char *const g3__driver_dirs[]  = { "/usr/lib/wsl/lib", NULL };
+static const char *const g3__toolkit_dirs[] = { "/usr/local/cuda", "/opt/cuda", NULL };
+
 static void *g3__library_open(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
 static void g3__library_close(void *lib) { dlclose(lib); }
 static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot: a pointer to a function
@@ -699,7 +734,63 @@ static bool g3__library_symbol(void *lib, const char *name, void *slot)  // slot
     memcpy(slot, &f, sizeof f);
     return f != NULL;
 }
+
+static bool g3__environment(const char *name, char *out, int size)
+{
+    const char *value = getenv(name);
+    return value && *value && snprintf(out, (size_t)size, "%s", value) < size;
+}
+
+static bool g3__program_path(char *out, int size)
+{
+#if defined(__linux__)
+    const ssize_t n = readlink("/proc/self/exe", out, (size_t)size - 1);
+    out[n > 0 ? n : 0] = 0;
+    return n > 0 && n < size - 1;
+#else
+    (void)out; (void)size;
+    return false;
 #endif
+}
+#endif
+
+#ifndef GEMMA3_NO_STDIO
+// Writes a file under the name `part` and then gives it the name `path`, so that nobody ever reads half of it; false: nothing has changed.
+#if defined(_WIN32)
+static bool g3__os_replace(const char *path, const char *part, const char *data, uint64_t size)
+{
+    wchar_t to[1024], from[1024];
+    if (!g3__wide(path, to) || !g3__wide(part, from)) return false;
+    HANDLE h = CreateFileW(from, GENERIC_WRITE, 0, NULL, CREATE_NEW, FILE_ATTRIBUTE_NORMAL, NULL);
+    bool ok = h != INVALID_HANDLE_VALUE;
+    if (!ok) return false;
+    for (DWORD done = 0; ok && size; data += done, size -= done) ok = WriteFile(h, data, (DWORD)G3__MIN(size, (uint64_t)1 << 30), &done, NULL) && done;
+    ok = CloseHandle(h) && ok && MoveFileExW(from, to, MOVEFILE_REPLACE_EXISTING);
+    if (!ok) DeleteFileW(from);
+    return ok;
+}
+static void g3__os_mkdir(const char *path) { wchar_t wide[1024]; if (g3__wide(path, wide)) CreateDirectoryW(wide, NULL); }
+static unsigned long g3__os_process(void) { return GetCurrentProcessId(); }
+#else
+static bool g3__os_replace(const char *path, const char *part, const char *data, uint64_t size)
+{
+    int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool ok = fd >= 0;
+    if (!ok) return false;
+    while (ok && size) {
+        ssize_t done = write(fd, data, (size_t)G3__MIN(size, (uint64_t)1 << 30));
+        if (done < 0 && errno == EINTR) continue;
+        ok = done > 0;
+        if (ok) { data += done; size -= (uint64_t)done; }
+    }
+    ok = close(fd) == 0 && ok && rename(part, path) == 0;
+    if (!ok) unlink(part);
+    return ok;
+}
+static void g3__os_mkdir(const char *path) { if (mkdir(path, 0777)) return; }           // there already, or not to be had: the file tells
+static unsigned long g3__os_process(void) { return (unsigned long)getpid(); }
+#endif
+#endif // GEMMA3_NO_STDIO
 #endif
 
 // ---- atomics: sequentially consistent, on int
@@ -10419,6 +10510,7 @@ typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are poi
     X(cuDevicePrimaryCtxRelease_v2,  (int device)) \
     X(cuCtxGetCurrent,               (void **context)) \
     X(cuCtxSetCurrent,               (void *context)) \
+    X(cuCtxGetStreamPriorityRange,   (int *lowest, int *highest)) \
     X(cuMemGetInfo_v2,               (size_t *free_bytes, size_t *all)) \
     X(cuMemAlloc_v2,                 (g3__cu_ptr *p, size_t size)) \
     X(cuMemFree_v2,                  (g3__cu_ptr p)) \
@@ -10437,7 +10529,7 @@ typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are poi
     X(cuEventRecord,                 (void *event, void *stream)) \
     X(cuEventSynchronize,            (void *event)) \
     X(cuEventDestroy_v2,             (void *event)) \
-    X(cuModuleLoadData,              (void **module, const void *image)) \
+    X(cuModuleLoadDataEx,            (void **module, const void *image, unsigned n, int *options, void **values)) \
     X(cuModuleUnload,                (void *module)) \
     X(cuModuleGetFunction,           (void **kernel, void *module, const char *name)) \
     X(cuModuleGetGlobal_v2,          (g3__cu_ptr *p, size_t *size, void *module, const char *name)) \
@@ -10450,6 +10542,8 @@ typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are poi
 
 #define G3__NVRTC(X) \
     X(nvrtcVersion,            (int *major, int *minor)) \
+    X(nvrtcGetNumSupportedArchs, (int *n)) \
+    X(nvrtcGetSupportedArchs,  (int *archs)) \
     X(nvrtcCreateProgram,      (void **program, const char *source, const char *name, int n, const char *const *headers, const char *const *names)) \
     X(nvrtcCompileProgram,     (void *program, int n, const char *const *options)) \
     X(nvrtcGetProgramLogSize,  (void *program, size_t *size)) \
@@ -10460,23 +10554,36 @@ typedef uint64_t g3__cu_ptr;           // CUdeviceptr. All other handles are poi
     X(nvrtcGetPTX,             (void *program, char *image)) \
     X(nvrtcDestroyProgram,     (void **program))
 
+typedef const char *g3__nvrtc_words(int error);          // nvrtcGetErrorString, the one that answers with a text
+
 static const char *const *g3__kernel_lines(void);        // >>kernels
 
-enum { G3__CARD_KERNELS = 64, G3__CARD_MODULES = 16 };
+enum {
+    G3__CARD_KERNELS = 64, G3__CARD_MODULES = 16,
+    G3__CARD_WORDS = 16, G3__CARD_OPTIONS = 320,         // options of one module, and their text
+    G3__DRIVER_NEEDED = 12000, G3__CC_NEEDED = 80        // as cuDriverGetVersion says it; 10 * major + minor
+};
 
 struct g3__card {                      // one card, as one model uses it
 #define G3__X(name, params) int (G3__CUDA_CALL *name) params;
     struct { void *lib; G3__DRIVER(G3__X) } cu;
-    struct { void *lib; G3__NVRTC(G3__X) } rtc;
+    struct { void *lib; G3__NVRTC(G3__X) g3__nvrtc_words *words; } rtc;
 #undef G3__X
     const g3_model_desc *desc;
     g3__heap *heap;                    // for what is needed only while opening and compiling
     int ordinal, device, cc, sms, driver;        // cc: 89 for compute capability 8.9
     int shared_most;                   // bytes of shared memory that a block may ask for
+    int nvrtc;                         // its version, 130 for 13.0; 0: not opened
     char name[64];
     void *context, *stream;
     int dead;                          // the driver's first error that nothing survives, 0: none
-    struct { void *module; char options[96]; } module[G3__CARD_MODULES];
+    char died[200];                    // what was said then
+    bool no_nvrtc, no_cache;           // looked for and not here; could not be written
+    bool ptx;                          // this driver refuses CUBINs: PTX at once
+    bool whole;                        // the one module came from a file that holds all kernels
+    bool has_lock;
+    g3__mutex lock;                    // guards the modules, the kernels and `died`: launches come from any thread
+    struct { void *module; char options[G3__CARD_OPTIONS]; } module[G3__CARD_MODULES];
     int n_modules;
     struct { void *kernel; int shared; char name[64]; } kernel[G3__CARD_KERNELS];
     int n_kernels;
@@ -10484,95 +10591,306 @@ struct g3__card {                      // one card, as one model uses it
     int n_maps;
 };
 
+static void g3__card_log(const g3__card *c, g3_level level, const char *fmt, ...) G3__PRINTF(3, 4);
+static void g3__card_log(const g3__card *c, g3_level level, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    if (!c->desc->logger.log_fn) return;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    g3__text_clean(text);
+    c->desc->logger.log_fn(c->desc->logger.user, level, text);
+}
+
+// ---- errors of the driver
+
+// Nothing in the context, nor in the process, answers otherwise after these. Source: the comments of CUresult in cuda.h.
+static bool g3__card_fatal(int code)
+{
+    return code == 4 || code == 214 || code == 220 || code == 226                        // shutting down; ECC, NVLink, contained faults
+        || code == 700 || code == 702 || code == 709 || code == 710                      // illegal address, timeout, context destroyed, assertion
+        || (code >= 714 && code <= 719) || code == 721;                                  // stack, instruction, alignment, address space, pc, launch failed; tensor memory
+}
+
+static bool g3__card_alive(g3__card *c, g3_error *err)
+{
+    return !g3__atomic_get(&c->dead) || g3__fail(err, G3_ERR_DEVICE, "the card's context died earlier: %s", c->died) == G3_OK;
+}
+
+static void g3__card_die(g3__card *c, int code, const char *words)       // the first one counts
+{
+    g3__mutex_lock(&c->lock);
+    if (!c->dead) {
+        snprintf(c->died, sizeof c->died, "%s", words);
+        g3__atomic_set(&c->dead, code);
+    }
+    g3__mutex_unlock(&c->lock);
+}
+
 static bool g3__card_ok(g3__card *c, int code, const char *call, g3_error *err)        // true: the call succeeded
 {
     const char *name = NULL, *text = NULL;
-    if (!code) return true;
-    if (c->cu.cuGetErrorName) { c->cu.cuGetErrorName(code, &name); c->cu.cuGetErrorString(code, &text); }
-    return g3__fail(err, G3_ERR_DEVICE, "%s answered %d (%s: %s)", call, code, name ? name : "?", text ? text : "?") == G3_OK;
+    char words[200];
+    if (code <= 0) return !code;
+    if (c->cu.cuGetErrorName(code, &name)) name = NULL;
+    if (c->cu.cuGetErrorString(code, &text)) text = NULL;
+    snprintf(words, sizeof words, "%s answered %d (%s: %s)", call, code, name ? name : "?", text ? text : "?");
+    if (!g3__card_fatal(code)) return g3__fail(err, code == 2 ? G3_ERR_VRAM : G3_ERR_DEVICE, "%s", words) == G3_OK;      // CUDA_ERROR_OUT_OF_MEMORY
+    if (!g3__card_alive(c, err)) return false;
+    g3__card_die(c, code, words);
+    return g3__fail(err, G3_ERR_DEVICE, "%s; the card's context has died of it: close its sessions and its model", words) == G3_OK;
 }
-#define G3__CARD(c, err, call, args) g3__card_ok(c, (c)->cu.call args, #call, err)
+#define G3__CARD(c, err, call, args) g3__card_ok(c, g3__card_alive(c, err) ? (c)->cu.call args : -1, #call, err)         // -1: told already
 
-static void g3__card_close(g3__card *c);
-static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap, g3_error *err);
+static bool g3__nvrtc_ok(g3__card *c, int code, const char *call, g3_error *err)
+{
+    return !code || g3__fail(err, code == 1 ? G3_ERR_MEMORY : G3_ERR_DEVICE, "%s answered %d (%s)", call, code, c->rtc.words(code)) == G3_OK;      // NVRTC_ERROR_OUT_OF_MEMORY
+}
+#define G3__RTC(c, err, call, args) g3__nvrtc_ok(c, (c)->rtc.call args, #call, err)
+
+// ---- the context: of the process, which others may use too. Whoever calls finds his own current again afterwards
+
+static bool g3__card_enter(g3__card *c, void **before, g3_error *err)    // makes it this thread's; *before: the caller's, for leave. May be nested; cheap where it is current
+{
+    *before = NULL;
+    return G3__CARD(c, err, cuCtxGetCurrent, (before)) && (*before == c->context || G3__CARD(c, err, cuCtxSetCurrent, (c->context)));
+}
+
+static void g3__card_leave(g3__card *c, void *before) { if (before != c->context) c->cu.cuCtxSetCurrent(before); }
+
+// A card is opened by one thread and closed by one; that one compiles. All calls enter for themselves but g3__card_launch, which wants to be quick.
+static void g3__card_close(g3__card *c);                                 // what was taken on it has been given back. Works after an error, and on a dead context
+static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap, g3_error *err);        // false: nothing is left to close
 
 // Compiles (or finds in the cache) the kernels under these options, "-DNAME=VALUE" parted by blanks; the same options again cost nothing.
 static bool g3__card_module(g3__card *c, const char *options, g3_error *err);
 
-// A kernel of the modules by its name; NULL: err is set. shared: dynamic bytes that any launch of it may ask for.
-static void *g3__card_kernel(g3__card *c, const char *name, int shared, g3_error *err)
+// ---- launches
+
+static void *g3__kernel_known(g3__card *c, const char *name, int shared, int *modules)
 {
     void *kernel = NULL;
-    for (int i = 0; i < c->n_kernels; i++)
-        if (!strcmp(c->kernel[i].name, name) && shared <= c->kernel[i].shared) return c->kernel[i].kernel;
-    for (int i = 0; i < c->n_modules && !kernel; i++)
-        if (c->cu.cuModuleGetFunction(&kernel, c->module[i].module, name)) kernel = NULL;
-    if (!kernel) { g3__fail(err, G3_ERR_DEVICE, "the kernels have no %s", name); return NULL; }
-    if (shared > 48 * 1024 && !G3__CARD(c, err, cuFuncSetAttribute, (kernel, 8, shared))) return NULL;       // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    if (c->n_kernels < G3__CARD_KERNELS) {
-        snprintf(c->kernel[c->n_kernels].name, sizeof c->kernel[0].name, "%s", name);
-        c->kernel[c->n_kernels].shared = G3__MAX(shared, 48 * 1024);
-        c->kernel[c->n_kernels++].kernel = kernel;
-    }
+    g3__mutex_lock(&c->lock);
+    *modules = c->n_modules;
+    for (int i = 0; i < c->n_kernels && !kernel; i++)
+        if (!strcmp(c->kernel[i].name, name) && shared <= c->kernel[i].shared) kernel = c->kernel[i].kernel;
+    g3__mutex_unlock(&c->lock);
     return kernel;
 }
 
-// One launch on the card's stream. args: pointers to the arguments.
+static void g3__kernel_keep(g3__card *c, const char *name, int shared, void *kernel)
+{
+    g3__mutex_lock(&c->lock);
+    if (c->n_kernels < G3__CARD_KERNELS && strlen(name) < sizeof c->kernel[0].name) {
+        snprintf(c->kernel[c->n_kernels].name, sizeof c->kernel[0].name, "%s", name);
+        c->kernel[c->n_kernels].shared = shared;
+        c->kernel[c->n_kernels++].kernel = kernel;
+    }
+    g3__mutex_unlock(&c->lock);
+}
+
+// A kernel of the modules by its name; NULL: err is set. shared: dynamic bytes that any launch of it may ask for.
+static void *g3__card_kernel(g3__card *c, const char *name, int shared, g3_error *err)
+{
+    int modules, code = 500;                             // CUDA_ERROR_NOT_FOUND: not in this module, perhaps in the next
+    void *kernel = g3__kernel_known(c, name, shared, &modules);
+    if (kernel) return kernel;
+    for (int i = 0; i < modules && code == 500; i++) code = c->cu.cuModuleGetFunction(&kernel, c->module[i].module, name);
+    if (code == 500) g3__fail(err, G3_ERR_DEVICE, "%s has no kernel %s", c->desc->kernel_path ? c->desc->kernel_path : "gemma3_kernels.cuh, as it was compiled,", name);
+    if (code == 500 || !g3__card_ok(c, code, "cuModuleGetFunction", err)) return NULL;
+    if (shared > 48 * 1024 && !G3__CARD(c, err, cuFuncSetAttribute, (kernel, 8, shared))) return NULL;       // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    g3__kernel_keep(c, name, G3__MAX(shared, 48 * 1024), kernel);
+    return kernel;
+}
+
+// One launch on the card's stream, between enter and leave. args: pointers to the arguments.
 static bool g3__card_launch(g3__card *c, const char *name, unsigned gx, unsigned gy, unsigned threads, unsigned shared, void **args, g3_error *err)
 {
-    if (err->code || c->dead) return false;
+    if (err->code || !g3__card_alive(c, err)) return false;
     void *kernel = g3__card_kernel(c, name, (int)shared, err);
     return kernel && G3__CARD(c, err, cuLaunchKernel, (kernel, gx, gy, 1, threads, 1, 1, shared, c->stream, args, NULL));
 }
 
-// ---- opening
+// ---- opening: libraries
 
-static void *g3__card_library(const char *dirs, const char *file)      // from the directories of the list, else from where the system looks
+enum { G3__PATH = 1024 };
+
+// The first of the files that lies in root, or in one of the places below it, and can be opened; path: where it was.
+static void *g3__open_below(g3__str root, const char *const *below, const char *const *files, char path[G3__PATH])
 {
-    char path[1024];
-    for (const char *p = dirs, *end; p && *p; p = *end ? end + 1 : end) {
-        end = p + strcspn(p, G3__PATH_LIST);
-        if (end > p && snprintf(path, sizeof path, "%.*s/%s", (int)(end - p), p, file) < (int)sizeof path) {
-            void *lib = g3__library_open(path);
-            if (lib) return lib;
-        }
+    for (; root.n && *below; below++)
+        for (const char *const *f = files; *f; f++)
+            if (snprintf(path, G3__PATH, "%.*s%s/%s", (int)G3__MIN(root.n, (size_t)G3__PATH), root.p, *below, *f) < G3__PATH) {
+                void *lib = g3__library_open(path);
+                if (lib) return lib;
+            }
+    return NULL;
+}
+
+static void *g3__open_listed(const char *dirs, const char *const *below, const char *const *files, char path[G3__PATH])  // dirs: as in desc.libraries
+{
+    void *lib = NULL;
+    for (const char *p = dirs; p && *p && !lib; ) {
+        const size_t n = strcspn(p, G3__PATH_LIST);
+        lib = g3__open_below(g3__str_make(p, n), below, files, path);
+        p += n + (p[n] != 0);
     }
-    return g3__library_open(file);
+    return lib;
+}
+
+static void *g3__open_known(const char *const *dirs, const char *const *below, const char *const *files, char path[G3__PATH])
+{
+    void *lib = NULL;
+    for (; *dirs && !lib; dirs++) lib = g3__open_below(g3__str_c(*dirs), below, files, path);
+    return lib;
+}
+
+static void *g3__open_usual(const char *const *files, char path[G3__PATH])     // wherever the system looks
+{
+    void *lib = NULL;
+    for (; *files && !lib; files++) {
+        snprintf(path, G3__PATH, "%s", *files);
+        lib = g3__library_open(path);
+    }
+    return lib;
+}
+
+static void *g3__open_named(const char *variable, const char *const *below, const char *const *files, char path[G3__PATH])
+{
+    char root[G3__PATH];
+    return g3__environment(variable, root, (int)sizeof root) ? g3__open_below(g3__str_c(root), below, files, path) : NULL;
+}
+
+static void *g3__open_beside_program(const char *const *below, const char *const *files, char path[G3__PATH])
+{
+    char program[G3__PATH];
+    size_t n = g3__program_path(program, (int)sizeof program) ? strlen(program) : 0;
+    while (n && program[n - 1] != '/' && program[n - 1] != '\\') n--;
+    return n ? g3__open_below(g3__str_make(program, n - 1), below, files, path) : NULL;
+}
+
+static void *g3__open_toolkit(const char *const *below, const char *const *files, char path[G3__PATH])         // the newest that is installed
+{
+    void *lib = g3__open_known(g3__toolkit_dirs, below, files, path);
+    for (int v = 139; v >= 120 && !lib; v--) {
+        char root[128];
+        snprintf(root, sizeof root, G3__TOOLKIT, v / 10, v % 10);
+        lib = g3__open_below(g3__str_c(root), below, files, path);
+    }
+    return lib;
+}
+
+static bool g3__driver_old(const g3__card *c, const char *why, g3_error *err)
+{
+    return g3__fail(err, G3_ERR_DEVICE, "the CUDA driver is too old: it is of CUDA %d.%d%s%s, and 12.0 is needed, which is NVIDIA's driver 525 or a later one",
+        c->driver / 1000, c->driver % 1000 / 10, why ? " and has no " : "", why ? why : "") == G3_OK;
 }
 
 static bool g3__card_driver(g3__card *c, g3_error *err)
 {
+    static const char *const here[] = { "", NULL };
     const char *missing = NULL;
-    c->cu.lib = g3__card_library(c->desc->libraries, "libcuda.so.1");
-    if (!c->cu.lib) return g3__fail(err, G3_ERR_DEVICE, "there is no CUDA driver here (libcuda.so.1)") == G3_OK;
+    char path[G3__PATH];
+    c->cu.lib = g3__open_listed(c->desc->libraries, here, g3__driver_files, path);
+    if (!c->cu.lib) c->cu.lib = g3__open_usual(g3__driver_files, path);
+    if (!c->cu.lib) c->cu.lib = g3__open_known(g3__driver_dirs, here, g3__driver_files, path);
+    if (!c->cu.lib) return g3__fail(err, G3_ERR_DEVICE, "there is no CUDA driver here: %s could not be opened; it comes with NVIDIA's driver, and `libraries` may name its directory", g3__driver_files[0]) == G3_OK;
 #define G3__X(name, params) if (!g3__library_symbol(c->cu.lib, #name, (void *)&c->cu.name)) missing = #name;
     G3__DRIVER(G3__X)
 #undef G3__X
-    return !missing || g3__fail(err, G3_ERR_DEVICE, "the CUDA driver has no %s: it is too old", missing) == G3_OK;
+    if (c->cu.cuDriverGetVersion && c->cu.cuGetErrorName && c->cu.cuGetErrorString && !G3__CARD(c, err, cuDriverGetVersion, (&c->driver))) return false;
+    if (missing || c->driver < G3__DRIVER_NEEDED) return g3__driver_old(c, missing, err);
+    g3__card_log(c, G3_LOG_DEBUG, "CUDA driver: %s", path);
+    return true;
 }
 
-static bool g3__card_nvrtc(g3__card *c, g3_error *err)
+// The compiler opens its builtins when it is first used, and not everywhere finds them beside itself: so they are opened before.
+static void g3__nvrtc_builtins(const g3__card *c, const char *path)
+{
+    char file[64], builtins[G3__PATH];
+    size_t n = strlen(path);
+    while (n && path[n - 1] != '/' && path[n - 1] != '\\') n--;
+    snprintf(file, sizeof file, G3__BUILTINS, c->nvrtc / 10, c->nvrtc % 10);
+    if (n && snprintf(builtins, sizeof builtins, "%.*s%s", (int)n, path, file) < (int)sizeof builtins) (void)g3__library_open(builtins);
+}
+
+static void *g3__nvrtc_library(const g3__card *c, char path[G3__PATH])         // that of the driver's own generation is better: an older driver refuses what a newer compiler makes
+{
+    const int own = c->driver < 13000;
+    const char *const files[] = { g3__nvrtc_files[own], g3__nvrtc_files[!own], NULL }, *const *below = g3__nvrtc_below;
+    void *lib = g3__open_listed(c->desc->libraries, below, files, path);
+    if (!lib) lib = g3__open_beside_program(below, files, path);
+    if (!lib) lib = g3__open_named("CUDA_HOME", below, files, path);
+    if (!lib) lib = g3__open_named("CUDA_PATH", below, files, path);
+    if (!lib) lib = g3__open_usual(files, path);
+    return lib ? lib : g3__open_toolkit(below, files, path);
+}
+
+static bool g3__nvrtc_none(const g3__card *c, g3_error *err)
+{
+    return g3__fail(err, G3_ERR_DEVICE, "there is no NVRTC here (%s or %s) that would compile the kernels for %s, compute capability %d.%d: install a CUDA toolkit, or "
+        "`pip install nvidia-cuda-nvrtc` and name its site-packages in `libraries`; or let kernel_path be a .ptx, which `make ptx` writes on any machine; or cache_dir a cache filled elsewhere",
+        g3__nvrtc_files[0], g3__nvrtc_files[1], c->name, c->cc / 10, c->cc % 10) == G3_OK;
+}
+
+static bool g3__card_nvrtc(g3__card *c, g3_error *err)   // opened when something must be compiled, once
 {
     const char *missing = NULL;
-    c->rtc.lib = g3__card_library(c->desc->libraries, "libnvrtc.so.13");
-    if (!c->rtc.lib) c->rtc.lib = g3__card_library(c->desc->libraries, "libnvrtc.so.12");
-    if (!c->rtc.lib) return g3__fail(err, G3_ERR_DEVICE, "there is no NVRTC here") == G3_OK;
+    char path[G3__PATH];
+    int major = 0, minor = 0;
+    if (c->nvrtc) return true;
+    if (!c->no_nvrtc && !c->rtc.lib) c->rtc.lib = g3__nvrtc_library(c, path);
+    c->no_nvrtc = !c->rtc.lib;
+    if (c->no_nvrtc) return g3__nvrtc_none(c, err);
 #define G3__X(name, params) if (!g3__library_symbol(c->rtc.lib, #name, (void *)&c->rtc.name)) missing = #name;
     G3__NVRTC(G3__X)
 #undef G3__X
-    return !missing || g3__fail(err, G3_ERR_DEVICE, "NVRTC has no %s", missing) == G3_OK;
+    if (!g3__library_symbol(c->rtc.lib, "nvrtcGetErrorString", (void *)&c->rtc.words)) missing = "nvrtcGetErrorString";
+    bool ok = missing ? g3__fail(err, G3_ERR_DEVICE, "%s is no NVRTC of CUDA 12.0 or later: it has no %s", path, missing) == G3_OK : G3__RTC(c, err, nvrtcVersion, (&major, &minor));
+    if (!ok) { g3__library_close(c->rtc.lib); c->rtc.lib = NULL; return false; }
+    c->nvrtc = 10 * major + minor;
+    g3__nvrtc_builtins(c, path);
+    g3__card_log(c, G3_LOG_DEBUG, "NVRTC %d.%d: %s", major, minor, path);
+    return true;
 }
 
-static bool g3__card_device(g3__card *c, g3_error *err)
+// ---- opening: the card
+
+static bool g3__card_find(g3__card *c, g3_error *err)
+{
+    int n = 0, code = c->cu.cuInit(0);
+    if (!code && !G3__CARD(c, err, cuDeviceGetCount, (&n))) return false;
+    if (code == 100 || (!code && n < 1)) return g3__fail(err, G3_ERR_DEVICE, "the CUDA driver is here, but it finds no card (CUDA_VISIBLE_DEVICES may hide it)") == G3_OK;    // CUDA_ERROR_NO_DEVICE
+    if (!g3__card_ok(c, code, "cuInit", err)) return false;
+    if (c->ordinal < 0 || c->ordinal >= n) return g3__fail(err, G3_ERR_ARGUMENT, "device: there is no card %d here; %d to %d can be asked for", c->ordinal, 0, n - 1) == G3_OK;
+    return G3__CARD(c, err, cuDeviceGet, (&c->device, c->ordinal)) && G3__CARD(c, err, cuDeviceGetName, (c->name, (int)sizeof c->name - 1, c->device));
+}
+
+static bool g3__card_facts(g3__card *c, g3_error *err)
 {
     int major = 0, minor = 0;
-    if (!G3__CARD(c, err, cuInit, (0)) || !G3__CARD(c, err, cuDeviceGet, (&c->device, c->desc->device))
-        || !G3__CARD(c, err, cuDeviceGetName, (c->name, (int)sizeof c->name, c->device)) || !G3__CARD(c, err, cuDriverGetVersion, (&c->driver))
-        || !G3__CARD(c, err, cuDeviceGetAttribute, (&major, 75, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&minor, 76, c->device))
-        || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->sms, 16, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->shared_most, 97, c->device))) return false;
+    if (!G3__CARD(c, err, cuDeviceGetAttribute, (&major, 75, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&minor, 76, c->device))        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR,
+        || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->sms, 16, c->device)) || !G3__CARD(c, err, cuDeviceGetAttribute, (&c->shared_most, 97, c->device))) return false;      // _MULTIPROCESSOR_COUNT, _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     c->cc = 10 * major + minor;
-    return G3__CARD(c, err, cuDevicePrimaryCtxRetain, (&c->context, c->device)) && G3__CARD(c, err, cuCtxSetCurrent, (c->context))
-        && G3__CARD(c, err, cuStreamCreateWithPriority, (&c->stream, 1, 0));
+    g3__text_clean(c->name);
+    if (c->cc < G3__CC_NEEDED)
+        return g3__fail(err, G3_ERR_DEVICE, "card %d, %s, is too old: it has compute capability %d.%d, and 8.0 is needed (GeForce RTX 30, A100 or later)", c->ordinal, c->name, major, minor) == G3_OK;
+    g3__card_log(c, G3_LOG_INFO, "card %d: %s, compute capability %d.%d, %d multiprocessors, driver of CUDA %d.%d", c->ordinal, c->name, major, minor, c->sms, c->driver / 1000, c->driver % 1000 / 10);
+    return true;
+}
+
+static bool g3__card_context(g3__card *c, g3_error *err)  // and the stream: of the lowest priority, so that a game's or a desktop's work goes first
+{
+    int low = 0, high = 0;
+    void *before, *context = NULL;
+    if (!G3__CARD(c, err, cuDevicePrimaryCtxRetain, (&context, c->device))) return false;
+    c->context = context;
+    if (!g3__card_enter(c, &before, err)) return false;
+    bool ok = G3__CARD(c, err, cuCtxGetStreamPriorityRange, (&low, &high)) && G3__CARD(c, err, cuStreamCreateWithPriority, (&c->stream, 1, low));        // CU_STREAM_NON_BLOCKING
+    g3__card_leave(c, before);
+    return ok;
 }
 
 static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap, g3_error *err)
@@ -10580,19 +10898,171 @@ static bool g3__card_open(g3__card *c, const g3_model_desc *desc, g3__heap *heap
     memset(c, 0, sizeof *c);
     c->desc = desc;
     c->heap = heap;
-    return g3__card_driver(c, err) && g3__card_device(c, err);
+    c->ordinal = desc->device;
+    c->has_lock = g3__mutex_init(&c->lock);
+    if (!c->has_lock) return g3__fail(err, G3_ERR_MEMORY, "the system gives no mutex") == G3_OK;
+    bool ok = g3__card_driver(c, err) && g3__card_find(c, err) && g3__card_facts(c, err) && g3__card_context(c, err);
+    if (!ok) g3__card_close(c);
+    return ok;
 }
 
+// The libraries stay open, as they do in every program that was linked with them: threads of theirs may still run.
 static void g3__card_close(g3__card *c)
 {
-    for (int i = 0; i < c->n_modules; i++) c->cu.cuModuleUnload(c->module[i].module);
-    if (c->stream) c->cu.cuStreamDestroy_v2(c->stream);
-    if (c->context) c->cu.cuDevicePrimaryCtxRelease_v2(c->device);
-    if (c->cu.lib) g3__library_close(c->cu.lib);
-    memset(c, 0, sizeof *c);                             // NVRTC stays: it does not like to be unloaded
+    void *before = NULL;
+    if (c->context) {
+        if (!c->cu.cuCtxGetCurrent(&before) && before != c->context) c->cu.cuCtxSetCurrent(c->context);
+        for (int i = 0; i < c->n_modules; i++) c->cu.cuModuleUnload(c->module[i].module);
+        if (c->stream) c->cu.cuStreamDestroy_v2(c->stream);
+        g3__card_leave(c, before);
+        c->cu.cuDevicePrimaryCtxRelease_v2(c->device);
+    }
+    if (c->has_lock) g3__mutex_free(&c->lock);
+    memset(c, 0, sizeof *c);
+}
+
+// ---- memory of the card, and memory of the host that it reads by itself
+
+static uint64_t g3__card_free_bytes(g3__card *c)         // 0: unknown
+{
+    size_t room = 0, all = 0;
+    void *before;
+    if (!g3__card_enter(c, &before, NULL)) return 0;
+    if (!G3__CARD(c, NULL, cuMemGetInfo_v2, (&room, &all))) room = 0;
+    g3__card_leave(c, before);
+    return room;
+}
+
+static bool g3__card_full(g3__card *c, uint64_t bytes, g3_error *err)
+{
+    size_t room = 0, all = 0;
+    if (!G3__CARD(c, NULL, cuMemGetInfo_v2, (&room, &all))) return g3__card_alive(c, err) && g3__fail(err, G3_ERR_VRAM, "%s has no %llu bytes of memory left", c->name, (unsigned long long)bytes) == G3_OK;
+    return g3__fail(err, G3_ERR_VRAM, "%s gives no %llu bytes of memory: %llu of its %llu are free", c->name, (unsigned long long)bytes, (unsigned long long)room, (unsigned long long)all) == G3_OK;
+}
+
+static void *g3__card_take(g3__card *c, uint64_t bytes, g3_error *err)           // NULL: err is set
+{
+    g3__cu_ptr p = 0;
+    void *before;
+    if (!g3__card_enter(c, &before, err)) return NULL;
+    int code = bytes > SIZE_MAX ? 2 : c->cu.cuMemAlloc_v2(&p, (size_t)G3__MAX(bytes, (uint64_t)1));
+    if (code == 2) g3__card_full(c, bytes, err);         // CUDA_ERROR_OUT_OF_MEMORY
+    else g3__card_ok(c, code, "cuMemAlloc_v2", err);
+    g3__card_leave(c, before);
+    return code ? NULL : (void *)(uintptr_t)p;
+}
+
+static void g3__card_give(g3__card *c, void *p)
+{
+    void *before;
+    if (!p || !g3__card_enter(c, &before, NULL)) return;  // a dead context: its memory goes with it
+    G3__CARD(c, NULL, cuMemFree_v2, ((g3__cu_ptr)(uintptr_t)p));
+    g3__card_leave(c, before);
+}
+
+static void *g3__card_pinned(g3__card *c, uint64_t bytes, g3_error *err)         // NULL: err is set
+{
+    void *p = NULL, *before;
+    if (!g3__card_enter(c, &before, err)) return NULL;
+    int code = bytes > SIZE_MAX ? 2 : c->cu.cuMemHostAlloc(&p, (size_t)G3__MAX(bytes, (uint64_t)1), 0);
+    if (code == 2) g3__fail(err, G3_ERR_MEMORY, "the system gives no %llu bytes of pinned host memory, which the card's copies need", (unsigned long long)bytes);
+    else g3__card_ok(c, code, "cuMemHostAlloc", err);
+    g3__card_leave(c, before);
+    return code ? NULL : p;
+}
+
+static void g3__card_pinned_give(g3__card *c, void *p)
+{
+    void *before;
+    if (!p || !g3__card_enter(c, &before, NULL)) return;
+    G3__CARD(c, NULL, cuMemFreeHost, (p));
+    g3__card_leave(c, before);
+}
+
+static bool g3__card_sync(g3__card *c, g3_error *err)    // waits for all that was asked of the card; what went wrong there is told here
+{
+    void *before;
+    if (!g3__card_enter(c, &before, err)) return false;
+    bool ok = G3__CARD(c, err, cuStreamSynchronize, (c->stream));
+    g3__card_leave(c, before);
+    return ok;
+}
+
+static bool g3__card_up(g3__card *c, void *dst, const void *src, uint64_t bytes, g3_error *err)          // to the card, in the stream's turn: pinned src must live until a sync
+{
+    void *before;
+    if (!bytes || !g3__card_enter(c, &before, err)) return !bytes;
+    bool ok = G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)dst, src, (size_t)bytes, c->stream));
+    g3__card_leave(c, before);
+    return ok;
+}
+
+static bool g3__card_down(g3__card *c, void *dst, const void *src, uint64_t bytes, g3_error *err)        // from the card: dst holds it after a sync
+{
+    void *before;
+    if (!bytes || !g3__card_enter(c, &before, err)) return !bytes;
+    bool ok = G3__CARD(c, err, cuMemcpyDtoHAsync_v2, (dst, (g3__cu_ptr)(uintptr_t)src, (size_t)bytes, c->stream));
+    g3__card_leave(c, before);
+    return ok;
+}
+
+// ---- images: what the driver loads, CUBIN or PTX. In memory a head lies before it, which a file of the cache begins with
+
+typedef struct g3__image_head {
+    char magic[8];
+    uint64_t key, size, sum;           // of source, name, options and card; of the image; its hash
+    uint32_t nvrtc, cubin;             // the version that made it; 1: CUBIN, 0: PTX
+    uint64_t zero[2], own;             // own: the hash of all above
+} g3__image_head;
+typedef char g3__head_has_no_holes[sizeof(g3__image_head) == 64 ? 1 : -1];
+
+typedef struct g3__module_image { char *base, *p; uint64_t room, size; bool cubin; } g3__module_image;   // p: behind the head in base, a NUL after its end
+
+static bool g3__image_take(g3__card *c, g3__module_image *m, uint64_t size, g3_error *err)
+{
+    m->size = size;
+    m->room = sizeof(g3__image_head) + size + 1;
+    m->base = (char *)g3__heap_take(c->heap, m->room, 1, err);
+    if (!m->base) return false;
+    m->p = m->base + sizeof(g3__image_head);
+    m->p[size] = 0;
+    return true;
+}
+
+static void g3__image_give(g3__card *c, g3__module_image *m)
+{
+    if (m->base) g3__heap_free(c->heap, m->base, m->room, 1);
+    m->base = NULL;
+}
+
+static bool g3__image_load(g3__card *c, const g3__module_image *m, const char *options, g3_error *err)
+{
+    char log[512] = "";
+    int keys[2] = { 5, 6 };                              // CU_JIT_ERROR_LOG_BUFFER, _SIZE_BYTES
+    void *module = NULL, *values[2];
+    values[0] = log;
+    values[1] = (void *)(uintptr_t)(sizeof log - 1);
+    if (!G3__CARD(c, err, cuModuleLoadDataEx, (&module, m->p, 2, keys, values))) {
+        log[sizeof log - 1] = 0;
+        log[strcspn(log, "\r\n")] = 0;
+        const size_t n = err && *log ? strlen(err->text) : 0;
+        if (n) { snprintf(err->text + n, sizeof err->text - n, ": %s", log); g3__text_clean(err->text); }
+        return false;
+    }
+    g3__mutex_lock(&c->lock);
+    snprintf(c->module[c->n_modules].options, sizeof c->module[0].options, "%s", options);
+    c->module[c->n_modules++].module = module;
+    g3__mutex_unlock(&c->lock);
+    return true;
 }
 
 // ---- compiling
+
+typedef struct g3__kernels {
+    char *text;
+    const char *name, *options;        // name: the file that errors point to
+    uint64_t key;                      // what the cache knows this text under these options by, 0: not kept
+} g3__kernels;
 
 static char *g3__kernel_text(g3__heap *heap, uint64_t *size, g3_error *err)            // the embedded source, joined; the caller gives it back
 {
@@ -10605,44 +11075,346 @@ static char *g3__kernel_text(g3__heap *heap, uint64_t *size, g3_error *err)     
     return text;
 }
 
-static bool g3__card_compile(g3__card *c, const char *source, const char *options, g3_error *err)
+// What the compiler can aim at: the card itself, or the newest older one that it knows, whose PTX the driver turns into the card's code.
+static int g3__nvrtc_arch(g3__card *c, g3_error *err)
 {
-    const char *list[16];
-    char arch[40], words[96];
-    void *program = NULL;
-    size_t size = 0;
-    int n = 0;
-    snprintf(arch, sizeof arch, "--gpu-architecture=compute_%d", c->cc);
-    snprintf(words, sizeof words, "%s", options);
-    list[n++] = arch;
-    list[n++] = "-lineinfo";
-    for (char *p = strtok(words, " "); p && n < 16; p = strtok(NULL, " ")) list[n++] = p;
-    c->rtc.nvrtcCreateProgram(&program, source, "gemma3_kernels.cuh", 0, NULL, NULL);
-    if (c->rtc.nvrtcCompileProgram(program, n, list)) {
-        char log[4096] = "";
-        c->rtc.nvrtcGetProgramLogSize(program, &size);
-        if (size <= sizeof log) c->rtc.nvrtcGetProgramLog(program, log);
-        return g3__fail(err, G3_ERR_DEVICE, "NVRTC: %.400s", log) == G3_OK;
+    int n = 0, best = 0, archs[128];
+    if (!G3__RTC(c, err, nvrtcGetNumSupportedArchs, (&n))) return 0;
+    if (n < 1 || n > G3__COUNT(archs)) { g3__fail(err, G3_ERR_DEVICE, "NVRTC %d.%d names %d architectures", c->nvrtc / 10, c->nvrtc % 10, n); return 0; }
+    if (!G3__RTC(c, err, nvrtcGetSupportedArchs, (archs))) return 0;
+    for (int i = 0; i < n; i++)
+        if (archs[i] <= c->cc && archs[i] >= G3__CC_NEEDED) best = G3__MAX(best, archs[i]);
+    if (!best) g3__fail(err, G3_ERR_DEVICE, "NVRTC %d.%d compiles for nothing that %s (compute capability %d.%d) runs: another version is needed", c->nvrtc / 10, c->nvrtc % 10, c->name, c->cc / 10, c->cc % 10);
+    return best;
+}
+
+// "name(12): error: ..." becomes "name:12: error: ...", which editors jump to.
+static void g3__log_line(char *out, size_t size, const char *line, size_t n, const char *name)
+{
+    const size_t k = strlen(name);
+    const char *close = n > k && !strncmp(line, name, k) && line[k] == '(' ? (const char *)memchr(line + k, ')', n - k) : NULL;
+    if (close) snprintf(out, size, "%s:%.*s%.*s", name, (int)(close - line - 1) - (int)k, line + k + 1, (int)(line + n - close) - 1, close + 1);
+    else snprintf(out, size, "%.*s", (int)n, line);
+}
+
+static void g3__nvrtc_log_lines(g3__card *c, const char *log, const char *name, char first[400])         // all to the logger; first: of those that tell an error
+{
+    for (const char *p = log; *p; ) {
+        const size_t n = strcspn(p, "\r\n");
+        char line[400];
+        g3__log_line(line, sizeof line, p, n, name);
+        if (n) g3__card_log(c, G3_LOG_DEBUG, "NVRTC: %s", line);
+        if (!*first && strstr(line, "error")) memcpy(first, line, sizeof line);
+        p += n + (p[n] != 0);
     }
-    c->rtc.nvrtcGetPTXSize(program, &size);
-    char *image = (char *)g3__heap_take(c->heap, size, 1, err);
-    if (!image) return false;
-    c->rtc.nvrtcGetPTX(program, image);
-    bool ok = G3__CARD(c, err, cuModuleLoadData, (&c->module[c->n_modules].module, image));
-    if (ok) snprintf(c->module[c->n_modules++].options, sizeof c->module[0].options, "%s", options);
-    g3__heap_free(c->heap, image, size, 1);
+}
+
+static void g3__nvrtc_log(g3__card *c, void *program, const char *name, char first[400], g3_error *err)
+{
+    size_t size = 0;
+    *first = 0;
+    if (!G3__RTC(c, err, nvrtcGetProgramLogSize, (program, &size))) return;
+    char *log = (char *)g3__heap_alloc(c->heap, (uint64_t)size + 1, 1, err);
+    if (log && G3__RTC(c, err, nvrtcGetProgramLog, (program, log))) g3__nvrtc_log_lines(c, log, name, first);
+    g3__heap_free(c->heap, log, (uint64_t)size + 1, 1);
+}
+
+static bool g3__options_cut(char text[G3__CARD_OPTIONS], const char *options, const char **list, int *n, g3_error *err)
+{
+    const int most = *n + G3__CARD_WORDS;
+    if (snprintf(text, G3__CARD_OPTIONS, "%s", options) >= G3__CARD_OPTIONS) return g3__fail(err, G3_ERR_ARGUMENT, "options of kernels: %.64s... is too long", options) == G3_OK;
+    for (char *p = text; *p; ) {
+        p += strspn(p, " ");
+        if (*p && *n == most) return g3__fail(err, G3_ERR_ARGUMENT, "options of kernels: %.300s are more than %d", options, (int)G3__CARD_WORDS) == G3_OK;
+        if (*p) list[(*n)++] = p;
+        p += strcspn(p, " ");
+        if (*p) *p++ = 0;
+    }
+    return true;
+}
+
+// A compiled program, for sm_89 (CUBIN and PTX) or compute_89 (PTX); NULL: err is set. Division and square root are those of IEEE, small numbers stay.
+static void *g3__nvrtc_program(g3__card *c, const g3__kernels *k, const char *kind, int arch, g3_error *err)
+{
+    char target[48], words[G3__CARD_OPTIONS], first[400];
+    const char *list[5 + G3__CARD_WORDS] = { target, "-lineinfo", "--ftz=false", "--prec-div=true", "--prec-sqrt=true" };
+    void *program = NULL;
+    int n = 5;
+    snprintf(target, sizeof target, "--gpu-architecture=%s_%d", kind, arch);
+    if (!g3__options_cut(words, k->options, list, &n, err) || !G3__RTC(c, err, nvrtcCreateProgram, (&program, k->text, k->name, 0, NULL, NULL))) return NULL;
+    const double start = g3__clock();
+    const int code = c->rtc.nvrtcCompileProgram(program, n, list);
+    g3__nvrtc_log(c, program, k->name, first, code ? err : NULL);                    // what a program that compiled has to say may be lost
+    if (!code) {
+        g3__card_log(c, G3_LOG_INFO, "%s: compiled for %s_%d by NVRTC %d.%d in %.2f s (%s)", k->name, kind, arch, c->nvrtc / 10, c->nvrtc % 10, g3__clock() - start, *k->options ? k->options : "no options");
+        return program;
+    }
+    if (*first) g3__fail(err, code == 1 ? G3_ERR_MEMORY : G3_ERR_DEVICE, "NVRTC %d.%d refuses the kernels: %s", c->nvrtc / 10, c->nvrtc % 10, first);
+    g3__nvrtc_ok(c, code, "nvrtcCompileProgram", err);
     c->rtc.nvrtcDestroyProgram(&program);
+    return NULL;
+}
+
+static bool g3__nvrtc_image(g3__card *c, void *program, bool cubin, g3__module_image *m, g3_error *err)
+{
+    size_t size = 0;
+    memset(m, 0, sizeof *m);
+    m->cubin = cubin;
+    if (cubin ? !G3__RTC(c, err, nvrtcGetCUBINSize, (program, &size)) : !G3__RTC(c, err, nvrtcGetPTXSize, (program, &size))) return false;
+    if (!size) return g3__fail(err, G3_ERR_DEVICE, "NVRTC gives no %s", cubin ? "CUBIN" : "PTX") == G3_OK;
+    if (!g3__image_take(c, m, size, err)) return false;
+    if (cubin ? G3__RTC(c, err, nvrtcGetCUBIN, (program, m->p)) : G3__RTC(c, err, nvrtcGetPTX, (program, m->p))) return true;
+    g3__image_give(c, m);
+    return false;
+}
+
+// ---- files: a kernel_path, and the cache. A cache's file is named after what was compiled and for which card, and after the version of NVRTC;
+// its head says so too, and sums it up: one that is damaged, cut short or of something else is compiled anew
+
+#ifdef GEMMA3_NO_STDIO
+static bool g3__card_file(g3__card *c, const char *path, g3__module_image *m, g3_error *err)
+{
+    (void)c; (void)m;
+    return g3__fail(err, G3_ERR_UNSUPPORTED, "kernel_path: %s: this build has no file system (GEMMA3_NO_STDIO), and only the embedded kernels", path) == G3_OK;
+}
+static bool g3__cache_load(g3__card *c, const g3__kernels *k) { (void)c; (void)k; return false; }
+static void g3__cache_write(g3__card *c, const g3__kernels *k, g3__module_image *m)
+{
+    (void)k; (void)m;
+    if (!c->no_cache && c->desc->cache_dir) g3__card_log(c, G3_LOG_WARN, "cache_dir: this build has no file system (GEMMA3_NO_STDIO): nothing is kept");
+    c->no_cache = true;
+}
+#else
+enum { G3__CARD_FILE = 64 << 20 };                       // no image nor source is larger
+
+static bool g3__card_read(g3__card *c, void *file, const char *path, uint64_t size, uint64_t skip, g3__module_image *m, g3_error *err)         // skip: bytes of the head that come from the file
+{
+    if (size > G3__CARD_FILE || size <= skip) return g3__fail(err, G3_ERR_FORMAT, "%s: %llu bytes are %s kernels", path, (unsigned long long)size, size > G3__CARD_FILE ? "too many for" : "no") == G3_OK;
+    if (!g3__image_take(c, m, size - skip, err)) return false;
+    if (!g3__os_read(NULL, file, 0, m->p - skip, (size_t)size)) return true;
+    g3__image_give(c, m);
+    return g3__fail(err, G3_ERR_IO, "%s cannot be read", path) == G3_OK;
+}
+
+static bool g3__card_file(g3__card *c, const char *path, g3__module_image *m, g3_error *err)            // all of a kernel_path
+{
+    uint64_t size = 0;
+    memset(m, 0, sizeof *m);
+    void *file = g3__os_open_path(path, &size);
+    if (!file) return g3__fail(err, G3_ERR_IO, "kernel_path: there is no readable file %s", path) == G3_OK;
+    bool ok = g3__card_read(c, file, path, size, 0, m, err);
+    g3__os_close(NULL, file);
+    return ok;
+}
+
+static bool g3__cache_path(const g3__card *c, const g3__kernels *k, int nvrtc, char path[G3__PATH])
+{
+    return snprintf(path, G3__PATH, "%s/gemma3-%016llx-%d.kernels", c->desc->cache_dir, (unsigned long long)k->key, nvrtc) < G3__PATH;
+}
+
+static g3__image_head g3__cache_head(const g3__kernels *k, const g3__module_image *m, int nvrtc)
+{
+    g3__image_head h;
+    memset(&h, 0, sizeof h);
+    memcpy(h.magic, "g3kcache", sizeof h.magic);
+    h.key = k->key;
+    h.size = m->size;
+    h.sum = g3__hash(m->p, (size_t)m->size);
+    h.nvrtc = (uint32_t)nvrtc;
+    h.cubin = m->cubin;
+    h.own = g3__hash(&h, offsetof(g3__image_head, own));
+    return h;
+}
+
+static bool g3__cache_read(g3__card *c, const g3__kernels *k, int nvrtc, g3__module_image *m)
+{
+    uint64_t size = 0;
+    char path[G3__PATH];
+    g3_error why;
+    g3__error_clear(&why);
+    void *file = g3__cache_path(c, k, nvrtc, path) ? g3__os_open_path(path, &size) : NULL;
+    memset(m, 0, sizeof *m);
+    if (!file) return false;
+    bool ok = g3__card_read(c, file, path, size, sizeof(g3__image_head), m, &why);
+    g3__os_close(NULL, file);
+    if (why.code == G3_ERR_MEMORY) return false;
+    if (ok) {
+        uint32_t cubin;
+        memcpy(&cubin, m->base + offsetof(g3__image_head, cubin), sizeof cubin);
+        m->cubin = cubin == 1;
+        const g3__image_head want = g3__cache_head(k, m, nvrtc);
+        ok = !memcmp(m->base, &want, sizeof want);
+        if (!ok) g3__image_give(c, m);
+    }
+    if (!ok) g3__card_log(c, G3_LOG_INFO, "cache_dir: %s is damaged, or of something else: it is not used", path);
+    return ok;
+}
+
+static bool g3__cache_one(g3__card *c, const g3__kernels *k, int nvrtc)
+{
+    g3__module_image m;
+    if (!g3__cache_read(c, k, nvrtc, &m)) return false;
+    bool ok = g3__image_load(c, &m, k->options, NULL);
+    g3__card_log(c, ok ? G3_LOG_DEBUG : G3_LOG_INFO, "%s: %s of NVRTC %d.%d from the cache%s (%s)", k->name, m.cubin ? "CUBIN" : "PTX", nvrtc / 10, nvrtc % 10,
+        ok ? "" : " is refused by the driver", *k->options ? k->options : "no options");
+    g3__image_give(c, &m);
+    return ok;
+}
+
+// What this NVRTC made before; where there is none, what any other made.
+static bool g3__cache_load(g3__card *c, const g3__kernels *k)
+{
+    if (!c->desc->cache_dir || !k->key) return false;
+    if (g3__card_nvrtc(c, NULL)) return g3__cache_one(c, k, c->nvrtc);
+    for (int v = 199; v >= 120 && !c->dead; v--) if (g3__cache_one(c, k, v)) return true;
+    return false;
+}
+
+static void g3__cache_write(g3__card *c, const g3__kernels *k, g3__module_image *m)
+{
+    char path[G3__PATH], part[G3__PATH + 64];
+    if (!c->desc->cache_dir || !k->key || c->no_cache) return;
+    const g3__image_head h = g3__cache_head(k, m, c->nvrtc);
+    memcpy(m->base, &h, sizeof h);
+    g3__os_mkdir(c->desc->cache_dir);
+    bool ok = g3__cache_path(c, k, c->nvrtc, path);
+    if (ok) {                                            // no two writers share a name
+        snprintf(part, sizeof part, "%s.%lx-%llx-%llx.part", path, g3__os_process(), (unsigned long long)(uintptr_t)m, (unsigned long long)(1e9 * g3__clock()));
+        ok = g3__os_replace(path, part, m->base, sizeof h + m->size);
+    }
+    if (!ok) g3__card_log(c, G3_LOG_WARN, "cache_dir: nothing can be written into %s: kernels are compiled every time", c->desc->cache_dir);
+    c->no_cache = !ok;
+}
+#endif
+
+// ---- modules
+
+static bool g3__program_load(g3__card *c, void *program, bool cubin, const g3__kernels *k, g3_error *err)
+{
+    g3__module_image m;
+    if (!g3__nvrtc_image(c, program, cubin, &m, err)) return false;
+    bool ok = g3__image_load(c, &m, k->options, err);
+    if (ok) g3__cache_write(c, k, &m);
+    g3__image_give(c, &m);
+    return ok;
+}
+
+static bool g3__card_cannot(const g3__card *c, const g3_error *why)      // another kind of image would fare no better
+{
+    return c->dead || why->code == G3_ERR_MEMORY || why->code == G3_ERR_VRAM;
+}
+
+static bool g3__card_refuses(g3__card *c, const g3_error *cubin, const g3_error *ptx, g3_error *err)
+{
+    return g3__fail(err, G3_ERR_DEVICE, "the driver of CUDA %d.%d refuses what NVRTC %d.%d compiles for %s: %.130s%s%.130s; a newer driver would do, or an NVRTC no newer than the driver", c->driver / 1000,
+        c->driver % 1000 / 10, c->nvrtc / 10, c->nvrtc % 10, c->name, cubin->text, *cubin->text ? "; " : "", ptx->text) == G3_OK;
+}
+
+static bool g3__card_build(g3__card *c, const g3__kernels *k, g3_error *err)    // compiles for just this card; if the driver will not have that, as PTX
+{
+    g3_error cubin, ptx;
+    const int arch = g3__nvrtc_arch(c, err);
+    const bool exact = arch == c->cc && !c->ptx;
+    void *program = arch ? g3__nvrtc_program(c, k, exact ? "sm" : "compute", arch, err) : NULL;
+    if (!program) return false;
+    g3__error_clear(&cubin);
+    g3__error_clear(&ptx);
+    bool ok = exact && g3__program_load(c, program, true, k, &cubin), stop = !ok && g3__card_cannot(c, &cubin);
+    if (!ok && !stop) ok = g3__program_load(c, program, false, k, &ptx);
+    c->rtc.nvrtcDestroyProgram(&program);
+    if (ok && cubin.code) {
+        c->ptx = true;
+        g3__card_log(c, G3_LOG_INFO, "%s takes PTX, and no CUBIN: %s", c->name, cubin.text);
+    }
+    if (ok) return true;
+    if (stop || g3__card_cannot(c, &ptx)) return g3__fail(err, stop ? cubin.code : ptx.code, "%s", stop ? cubin.text : ptx.text) == G3_OK;
+    return g3__card_refuses(c, &cubin, &ptx, err);
+}
+
+// An ELF file of 64 bits whose tables lie within its size: a driver is not told the size, and believes them.
+static bool g3__is_cubin(const char *p, uint64_t n)
+{
+    uint64_t at[2];
+    uint16_t each[4];                                    // size and number of the program headers, then of the sections
+    if (n < 64 || memcmp(p, "\177ELF\2", 5)) return false;
+    memcpy(at, p + 32, sizeof at);
+    memcpy(each, p + 54, sizeof each);
+    for (int i = 0; i < 2; i++) if (at[i] > n || (uint64_t)each[2 * i] * each[2 * i + 1] > n - at[i]) return false;
+    return true;
+}
+
+static bool g3__path_is_image(const char *path)
+{
+    return path && (g3__str_ends(g3__str_c(path), ".ptx") || g3__str_ends(g3__str_c(path), ".cubin"));
+}
+
+static bool g3__card_image(g3__card *c, g3_error *err)   // kernel_path is a .ptx or .cubin: one module, which has all
+{
+    const char *path = c->desc->kernel_path;
+    g3__module_image m;
+    g3_error why;
+    if (!g3__card_file(c, path, &m, err)) return false;
+    g3__error_clear(&why);
+    m.cubin = g3__str_ends(g3__str_c(path), ".cubin");
+    bool ok = m.cubin ? g3__is_cubin(m.p, m.size) : !memchr(m.p, 0, (size_t)m.size) && strstr(m.p, ".version");
+    if (!ok) g3__fail(err, G3_ERR_FORMAT, "kernel_path: %s holds no %s", path, m.cubin ? "CUBIN" : "PTX");
+    else ok = c->whole = g3__image_load(c, &m, "", &why);
+    g3__image_give(c, &m);
+    if (why.code) g3__fail(err, why.code, "kernel_path: %.150s does not load on %s (compute capability %d.%d): %.250s", path, c->name, c->cc / 10, c->cc % 10, why.text);
+    if (ok) g3__card_log(c, G3_LOG_INFO, "kernels from %s", path);
+    return ok;
+}
+
+// What decides about the code. A text that includes others is not known by itself.
+static uint64_t g3__kernels_key(const g3__card *c, const g3__kernels *k)
+{
+    uint64_t part[4];
+    if (c->desc->kernel_path && strstr(k->text, "#include")) return 0;
+    part[0] = g3__hash(k->text, strlen(k->text));
+    part[1] = g3__hash(k->name, strlen(k->name));
+    part[2] = g3__hash(k->options, strlen(k->options));
+    part[3] = (uint64_t)c->cc;
+    return G3__MAX(g3__hash(part, sizeof part), (uint64_t)1);
+}
+
+static bool g3__card_kernels(g3__card *c, g3__kernels *k, g3_error *err)
+{
+    k->key = g3__kernels_key(c, k);
+    return g3__cache_load(c, k) || (g3__card_alive(c, err) && g3__card_nvrtc(c, err) && g3__card_build(c, k, err));
+}
+
+static bool g3__card_source(g3__card *c, const char *options, g3_error *err)
+{
+    g3__kernels k;
+    g3__module_image m;
+    uint64_t size;
+    bool ok = false;
+    k.options = options;
+    k.name = c->desc->kernel_path;
+    if (k.name) {
+        if (!g3__card_file(c, k.name, &m, err)) return false;
+        k.text = m.p;
+        ok = g3__card_kernels(c, &k, err);
+        g3__image_give(c, &m);
+        return ok;
+    }
+    k.name = "gemma3_kernels.cuh";
+    k.text = g3__kernel_text(c->heap, &size, err);
+    if (k.text) ok = g3__card_kernels(c, &k, err);
+    g3__heap_free(c->heap, k.text, size, 1);
     return ok;
 }
 
 static bool g3__card_module(g3__card *c, const char *options, g3_error *err)
 {
-    uint64_t size;
+    void *before;
+    if (c->whole) return true;
     for (int i = 0; i < c->n_modules; i++) if (!strcmp(c->module[i].options, options)) return true;
-    if (!c->rtc.lib && !g3__card_nvrtc(c, err)) return false;
-    char *source = g3__kernel_text(c->heap, &size, err);
-    bool ok = source && g3__card_compile(c, source, options, err);
-    if (source) g3__heap_free(c->heap, source, size, 1);
+    if (strlen(options) >= G3__CARD_OPTIONS || c->n_modules == G3__CARD_MODULES)
+        return g3__fail(err, G3_ERR_ARGUMENT, "options of kernels: %.64s: %s", options, c->n_modules == G3__CARD_MODULES ? "all modules are taken" : "too long") == G3_OK;
+    if (!g3__card_enter(c, &before, err)) return false;
+    bool ok = g3__path_is_image(c->desc->kernel_path) ? g3__card_image(c, err) : g3__card_source(c, options, err);
+    g3__card_leave(c, before);
     return ok;
 }
 

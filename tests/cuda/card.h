@@ -13,6 +13,7 @@ static g3__heap card_heap;
 static g3_error card_err;
 static g3__cu_ptr card_array[4096];
 static int card_arrays;
+static void *card_before;              // what was current before
 
 // False: no compiler here (skip the case). What else goes wrong ends the test.
 static bool card_open(const char *fields)
@@ -23,7 +24,8 @@ static bool card_open(const char *fields)
     g3__error_clear(&card_err);
     g3__heap_init(&card_heap, NULL);
     card_arrays = 0;
-    if (!g3__card_open(&card, &card_desc, &card_heap, &card_err)) { fprintf(stderr, "%s\n", card_err.text); exit(1); }
+    if (!g3__card_open(&card, &card_desc, &card_heap, &card_err) || !g3__card_enter(&card, &card_before, &card_err)) { fprintf(stderr, "%s\n", card_err.text); exit(1); }
+    card.ptx = !real_card();           // the emulated card takes no CUBIN, which a refusal would tell: this saves the time
     return true;
 }
 
@@ -56,6 +58,7 @@ static void card_close(void)
 {
     for (int i = 0; i < card_arrays; i++) card.cu.cuMemFree_v2(card_array[i]);
     card_arrays = 0;
+    g3__card_leave(&card, card_before);
     g3__card_close(&card);
 }
 

@@ -137,6 +137,7 @@ enum { CU_GRAPH_EXEC_UPDATE_SUCCESS = 0, CU_GRAPH_EXEC_UPDATE_ERROR = 1, CU_GRAP
     X(cuCtxDestroy_v2, (CUcontext ctx)) \
     X(cuCtxSetCurrent, (CUcontext ctx)) \
     X(cuCtxGetCurrent, (CUcontext *ctx)) \
+    X(cuCtxGetStreamPriorityRange, (int *least, int *greatest)) \
     X(cuCtxPushCurrent_v2, (CUcontext ctx)) \
     X(cuCtxPopCurrent_v2, (CUcontext *ctx)) \
     X(cuCtxGetDevice, (CUdevice *dev)) \

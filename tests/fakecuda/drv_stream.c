@@ -296,6 +296,15 @@ static CUresult stream_new(CUstream *out, unsigned flags)
     return CUDA_SUCCESS;
 }
 CUresult_CALL cuStreamCreate(CUstream *s, unsigned flags) { ENTER(DRV_CTX); LEAVE(stream_new(s, flags)); }
+// Both may be NULL; numbers fall as priority rises.
+CUresult_CALL cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    ENTER(DRV_CTX);
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    LEAVE(CUDA_SUCCESS);
+}
+
 CUresult_CALL cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority) { ENTER(DRV_CTX); (void)priority; LEAVE(stream_new(s, flags)); }
 
 // The driver lets queued work finish after the handle is gone; here it is finished first.
