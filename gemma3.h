@@ -11418,41 +11418,6 @@ static bool g3__card_module(g3__card *c, const char *options, g3_error *err)
     return ok;
 }
 
-// ---- entering and memory
-
-static bool g3__card_enter(g3__card *c, void **before, g3_error *err)  // makes its context current; *before: the caller's, for leave
-{
-    return G3__CARD(c, err, cuCtxGetCurrent, (before)) && (*before == c->context || G3__CARD(c, err, cuCtxSetCurrent, (c->context)));
-}
-
-static void g3__card_leave(g3__card *c, void *before) { if (before != c->context) c->cu.cuCtxSetCurrent(before); }
-
-static bool g3__card_sync(g3__card *c, g3_error *err) { return G3__CARD(c, err, cuStreamSynchronize, (c->stream)); }
-
-static void *g3__card_take(g3__card *c, uint64_t bytes, g3_error *err)
-{
-    g3__cu_ptr p = 0;
-    return G3__CARD(c, err, cuMemAlloc_v2, (&p, (size_t)bytes)) ? (void *)(uintptr_t)p : NULL;
-}
-static void g3__card_give(g3__card *c, void *p) { c->cu.cuMemFree_v2((g3__cu_ptr)(uintptr_t)p); }
-
-static void *g3__card_pinned(g3__card *c, uint64_t bytes, g3_error *err)
-{
-    void *p = NULL;
-    return G3__CARD(c, err, cuMemHostAlloc, (&p, (size_t)bytes, 0)) ? p : NULL;
-}
-static void g3__card_pinned_give(g3__card *c, void *p) { c->cu.cuMemFreeHost(p); }
-
-static uint64_t g3__card_free_bytes(g3__card *c)
-{
-    size_t room = 0, all = 0;
-    void *before = NULL;
-    if (!g3__card_enter(c, &before, NULL)) return 0;
-    if (c->cu.cuMemGetInfo_v2(&room, &all)) room = 0;
-    g3__card_leave(c, before);
-    return room;
-}
-
 // Kernels take the header's own structs as arguments; gemma3_kernels.cuh asserts the same sizes.
 typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 && sizeof(g3__norm) == 160 && sizeof(g3__attn) == 352 && sizeof(g3__kv) == 48 && sizeof(g3__row) == 12 ? 1 : -1];
 
@@ -11577,7 +11542,7 @@ static int g3__card_map(g3__card *c, const float map[256], g3_error *err)       
     memcpy(c->map[c->n_maps++], map, sizeof c->map[i]);
     for (int m = 0; m < c->n_modules; m++) {
         if (c->cu.cuModuleGetGlobal_v2(&there, &size, c->module[m].module, "g3k_maps")) continue;      // kernels of attention have none
-        if (!G3__CARD(c, err, cuMemcpyHtoDAsync_v2, (there, c->map, sizeof c->map, c->stream)) || !g3__card_sync(c, err)) return -1;
+        if (!g3__card_up(c, (void *)(uintptr_t)there, c->map, sizeof c->map, err) || !g3__card_sync(c, err)) return -1;
     }
     return i;
 }
@@ -11589,7 +11554,7 @@ static bool g3__load_maps(g3_model *m, g3__place *place, g3_error *err)
     for (int i = 0; i < m->weights.n; i++) {
         place[i].map = -1;
         if (!place[i].nested_map) continue;
-        if (!G3__CARD(c, err, cuMemcpyDtoHAsync_v2, (map, (g3__cu_ptr)(uintptr_t)place[i].nested_map, sizeof map, c->stream)) || !g3__card_sync(c, err)) return false;
+        if (!g3__card_down(c, map, place[i].nested_map, sizeof map, err) || !g3__card_sync(c, err)) return false;
         place[i].map = (signed char)g3__card_map(c, map, err);
         if (err->code) return false;
     }
@@ -11610,7 +11575,7 @@ static bool g3__load_ring(g3__loading *l, g3__pool *pool, int readers, char *rin
         l->slot = ring + (uint64_t)half * (uint64_t)round * l->slot_size;
         if (!g3__load_round(l, pool, readers, from, G3__MIN(l->n, from + round), err)) return false;
         for (int i = from; i < l->end; i++)
-            if (!G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)l->chunk[i].dst, l->slot + (uint64_t)(i - from) * l->slot_size, (size_t)l->chunk[i].size, c->stream))) return false;
+            if (!g3__card_up(c, l->chunk[i].dst, l->slot + (uint64_t)(i - from) * l->slot_size, l->chunk[i].size, err)) return false;
         if (!G3__CARD(c, err, cuEventRecord, (used[half], c->stream)) || !g3__load_report(l, &done, err)) return false;
     }
     return g3__card_sync(c, err);
@@ -11698,11 +11663,6 @@ static void g3__cuda_leave(g3__run *r)
 static void g3__cuda_wait(g3__run *r)                    // until the card is done with the step before
 {
     if (r->tape->pending && g3__card_sync(r->card, r->err)) r->tape->pending = false;
-}
-
-static void g3__cuda_up(g3__run *r, void *dst, const void *src, size_t size)
-{
-    if (size && !r->err->code) G3__CARD(r->card, r->err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)dst, src, size, r->card->stream));
 }
 
 // ---- playing a tape
@@ -11805,7 +11765,7 @@ static void g3__cuda_put(g3__run *r, const g3__call *k)
 static void g3__cuda_upload(g3__run *r, void *dst, const void *src, size_t size)
 {
     if (!g3__cuda_enter(r)) return;
-    g3__cuda_up(r, dst, src, size);
+    g3__card_up(r->card, dst, src, size, r->err);
     r->tape->pending = true;
     g3__cuda_wait(r);
     g3__cuda_leave(r);
@@ -11814,7 +11774,7 @@ static void g3__cuda_upload(g3__run *r, void *dst, const void *src, size_t size)
 static void g3__cuda_download(g3__run *r, void *dst, const void *src, size_t size)
 {
     if (!g3__cuda_enter(r)) return;
-    if (size) G3__CARD(r->card, r->err, cuMemcpyDtoHAsync_v2, (dst, (g3__cu_ptr)(uintptr_t)src, size, r->card->stream));
+    g3__card_down(r->card, dst, src, size, r->err);
     r->tape->pending = true;
     g3__cuda_wait(r);
     g3__cuda_leave(r);
@@ -11856,7 +11816,7 @@ static void g3__cuda_begin(g3__run *r, int n)
     if (!g3__cuda_enter(r)) return;
     g3__cuda_wait(r);
     memcpy(t->rows, r->rows, (size_t)n * sizeof *t->rows);
-    g3__cuda_up(r, t->rows_there, t->rows, (size_t)n * sizeof *t->rows);
+    g3__card_up(r->card, t->rows_there, t->rows, (size_t)n * sizeof *t->rows, r->err);
     g3__cuda_leave(r);
     t->recording = true;
     t->n = 0;
@@ -11888,7 +11848,7 @@ static void g3__cuda_embed(g3__run *r, float *y, const g3__mat *E, const int *id
         if (ids[t] >= E->rows) g3__fail(r->err, G3_ERR_ARGUMENT, "token id %d, but the table has %d rows", ids[t], E->rows);
     if (ids && g3__cuda_enter(r)) {
         memcpy(r->tape->ids, ids, (size_t)n * sizeof *ids);
-        g3__cuda_up(r, r->tape->ids_there, r->tape->ids, (size_t)n * sizeof *ids);
+        g3__card_up(r->card, r->tape->ids_there, r->tape->ids, (size_t)n * sizeof *ids, r->err);
         g3__cuda_leave(r);
     }
     k.op = G3__DO_EMBED; k.n = n; k.y = y; k.W = E; k.scale = scale; k.ids = ids ? r->tape->ids_there : NULL;
@@ -11975,14 +11935,14 @@ static bool g3__tape_start(g3_session *s, g3_error *err)
     if (!g3__card_attention_module(c, config->heads, config->kv_heads, config->head_dim, s->desc.kv, err)) return false;
     if (!s->desc.no_images && !g3__card_attention_module(c, s->sight.shape.heads, s->sight.shape.kv_heads, s->sight.shape.head_dim, G3_KV_F32, err)) return false;
     return G3__CARD(c, err, cuMemsetD8Async, ((g3__cu_ptr)(uintptr_t)t->tickets, 0, (size_t)G3__MAX(config->heads, 16) * sizeof *t->tickets, c->stream))
-        && G3__CARD(c, err, cuMemcpyHtoDAsync_v2, ((g3__cu_ptr)(uintptr_t)t->freq_there, t->freq, (size_t)(2 * (config->head_dim / 2)) * sizeof *t->freq, c->stream)) && g3__card_sync(c, err);
+        && g3__card_up(c, t->freq_there, t->freq, (uint64_t)(2 * (config->head_dim / 2)) * sizeof *t->freq, err) && g3__card_sync(c, err);
 }
 
 static void g3__tape_stop(g3_session *s)
 {
     g3__card *c = s->m->card;
     if (!s->run.tape) return;
-    c->cu.cuStreamSynchronize(c->stream);
+    g3__card_sync(c, NULL);
     for (int i = 0; i < G3__GRAPH_ROWS; i++) if (s->run.tape->graph[i].exec) c->cu.cuGraphExecDestroy(s->run.tape->graph[i].exec);
 }
 

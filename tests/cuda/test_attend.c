@@ -11,12 +11,13 @@ typedef struct scene {
     float most;                                                  // error allowed, of values about 1
 } scene;
 
+// Where the cache rounds, norms and rotation that differ in the last bit of a float may differ in the last bit of a code: those scenes are bare, but for two.
 static const scene scenes[] = {
-    { 8, 4, 1, 0, 0, 600, G3_KV_F32, 0, 0, false, 2e-6f },       { 32, 4, 4, 20, 60, 300, G3_KV_F32, 30, 39, false, 2e-6f }, { 16, 6, 2, 300, 340, 700, G3_KV_BF16, 0, 0, false, 1e-5f },
-    { 18, 2, 1, 0, 0, 300, G3_KV_BF16, 5, 20, false, 1e-5f },    { 32, 8, 1, 7, 47, 100, G3_KV_FP8, 0, 0, false, 1e-4f },    { 18, 3, 1, 0, 0, 280, G3_KV_INT8, 0, 0, false, 1e-4f },
-    { 72, 2, 2, 0, 0, 64, G3_KV_F32, 1, 64, true, 2e-6f },       { 128, 4, 2, 0, 0, 270, G3_KV_BF16, 0, 0, false, 1e-5f },   { 128, 2, 1, 33, 73, 270, G3_KV_INT8, 0, 0, false, 1e-4f },
-    { 256, 4, 1, 0, 0, 262, G3_KV_BF16, 0, 0, false, 1e-5f },    { 256, 2, 1, 40, 80, 100, G3_KV_FP8, 0, 0, false, 1e-4f },  { 256, 4, 1, 0, 0, 50, G3_KV_F32, 0, 0, true, 2e-6f },
-    { 128, 12, 1, 0, 0, 20, G3_KV_BF16, 0, 0, false, 1e-5f },
+    { 8, 4, 1, 0, 0, 600, G3_KV_F32, 0, 0, false, 2e-6f },       { 32, 4, 4, 20, 60, 300, G3_KV_F32, 30, 39, false, 2e-6f }, { 16, 6, 2, 300, 340, 700, G3_KV_BF16, 0, 0, true, 2e-6f },
+    { 18, 2, 1, 0, 0, 300, G3_KV_BF16, 5, 20, true, 2e-6f },     { 32, 8, 1, 7, 47, 100, G3_KV_FP8, 0, 0, true, 2e-6f },     { 18, 3, 1, 0, 0, 280, G3_KV_INT8, 0, 0, true, 2e-6f },
+    { 72, 2, 2, 0, 0, 64, G3_KV_F32, 1, 64, true, 2e-6f },       { 128, 4, 2, 0, 0, 270, G3_KV_BF16, 0, 0, true, 2e-6f },    { 128, 2, 1, 33, 73, 270, G3_KV_INT8, 0, 0, true, 2e-6f },
+    { 256, 4, 1, 0, 0, 262, G3_KV_BF16, 0, 0, true, 2e-6f },     { 256, 2, 1, 40, 80, 100, G3_KV_FP8, 0, 0, true, 2e-6f },   { 256, 4, 1, 0, 0, 50, G3_KV_F32, 0, 0, false, 2e-6f },
+    { 128, 12, 1, 0, 0, 20, G3_KV_BF16, 0, 0, true, 2e-6f },     { 64, 4, 2, 0, 0, 40, G3_KV_BF16, 0, 0, false, 5e-3f },     { 64, 4, 2, 0, 0, 40, G3_KV_INT8, 0, 0, false, 1e-2f },
 };
 
 typedef struct stage {

@@ -249,7 +249,7 @@ void fc_count_shared(fc_traffic *t, const fc_span *s, bool write)
 
 typedef struct part { uint64_t serial, bytes, distinct; fc_traffic traffic; struct part *next; } part;      // of one allocation
 typedef struct record {
-    char kernel[128];
+    char kernel[512];
     uint64_t number, launches, distinct;
     unsigned grid[3], block[3], shared;
     fc_counts c;

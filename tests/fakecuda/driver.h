@@ -133,7 +133,7 @@ void drv_invalidate(CUgraph graph);
 void drv_event_done(CUevent event);
 CUresult drv_stream_arg(CUstream *stream);                  // the default stream for NULL; an error for a dead handle
 
-typedef struct drv_registers { char name[128]; int count; } drv_registers;
+typedef struct drv_registers { char name[512]; int count; } drv_registers;
 struct CUmod_st {
     drv_object object;
     void *core;
@@ -148,7 +148,7 @@ struct CUfunc_st {
     CUmodule module;
     struct CUfunc_st *sibling;
     void *core;
-    char name[128];
+    char name[512];
     int registers, max_threads, dynamic_shared;
     size_t static_shared, local_bytes, const_bytes, param_bytes;       // as the PTX declares them
     size_t nparams, *param_at, *param_size;

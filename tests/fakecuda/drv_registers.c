@@ -26,7 +26,7 @@ static int estimate(CUfunction f)
 // One line names the kernel ("Compiling entry function 'k' for 'sm_89'"), a later one says "Used 40 registers".
 static void read_log(FILE *f, CUmodule m)
 {
-    char line[1024], name[128] = "";
+    char line[1024], name[512] = "";
     while (fgets(line, sizeof line, f)) {
         int n;
         const char *p;

@@ -45,11 +45,11 @@ typedef struct fc_note { int file, line, moves; } fc_note;      // moves: copies
 typedef struct fc_operand { int at; char kind; bool result; } fc_operand;
 int fc_operands(const fc_insn *in, fc_operand *list);          // the registers of an instruction, without its guard
 
-typedef struct fc_symbol { char name[128]; int space; uint64_t at, size; unsigned char *init; uint64_t align; struct fc_symbol *next; } fc_symbol;
+typedef struct fc_symbol { char name[512]; int space; uint64_t at, size; unsigned char *init; uint64_t align; struct fc_symbol *next; } fc_symbol;
 enum { FC_REG, FC_PARAM, FC_GLOBAL, FC_CONST, FC_SHARED, FC_LOCAL };
 
 typedef struct fc_kernel {
-    char name[128];
+    char name[512];
     fc_insn *code;
     fc_note *notes;
     size_t n, cap, notes_cap;

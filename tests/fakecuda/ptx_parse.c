@@ -7,8 +7,8 @@
 
 typedef struct reg { char name[48]; int kind; uint32_t at; int scope; } reg;      // kind: p h w d
 typedef struct range_reg { char stem[40]; int kind, count, scope; uint32_t *at; } range_reg;
-typedef struct label { char name[128]; size_t at; } label;
-typedef struct fix { char name[128]; size_t insn; } fix;
+typedef struct label { char name[512]; size_t at; } label;
+typedef struct fix { char name[512]; size_t insn; } fix;
 
 typedef struct parser {
     const char *p;
@@ -264,7 +264,7 @@ static uint32_t result(parser *s, const char *name, int kind, bool is_signed, la
 static uint32_t value(parser *s, int kind)
 {
     uint64_t v;
-    char name[128];
+    char name[512];
     if (literal(s, &v)) return literal_slot(s, kind, v);
     if (take(s, '!')) {
         if (kind != 'p') refuse(s, "'!' stands before no predicate");
@@ -280,7 +280,7 @@ static uint32_t value(parser *s, int kind)
 // [register+offset], [symbol+offset], [number]
 static uint32_t address(parser *s, int64_t *imm, uint8_t *wide)
 {
-    char name[128];
+    char name[512];
     uint64_t v;
     uint32_t at;
     need(s, '[');
@@ -304,7 +304,7 @@ static uint32_t address(parser *s, int64_t *imm, uint8_t *wide)
     return at;
 }
 
-typedef struct building { uint16_t o[FC_OPS]; int n; int64_t imm[2]; uint8_t wide[2]; int nmem; later after[8]; int nafter; char target[128]; } building;
+typedef struct building { uint16_t o[FC_OPS]; int n; int64_t imm[2]; uint8_t wide[2]; int nmem; later after[8]; int nafter; char target[512]; } building;
 
 static void add_operand(parser *s, building *b, uint32_t at)
 {
@@ -320,7 +320,7 @@ static void add_number(parser *s, building *b, uint64_t v)
 
 static void one(parser *s, building *b, const fc_row *row, int kind, bool is_result)
 {
-    char name[128];
+    char name[512];
     if (kind == 'm') {
         int i = b->nmem++;
         add_operand(s, b, address(s, &b->imm[i], &b->wide[i]));
@@ -382,7 +382,7 @@ static void spell_mov(parser *s, char *op, size_t cap)
 
 static void instruction(parser *s, char *op, uint32_t guard, bool negated)
 {
-    char spelled[128];
+    char spelled[512];
     snprintf(spelled, sizeof spelled, "%s", op);
     if (!strncmp(op, "mov.b", 5)) spell_mov(s, spelled, sizeof spelled);
     const fc_row *row = fc_find_row(spelled);
@@ -483,7 +483,7 @@ static void place(parser *s, fc_symbol *y, bool is_extern)
 
 static fc_symbol *declare(parser *s, int where, bool is_extern, char end)
 {
-    char name[128];
+    char name[512];
     fc_symbol *y = calloc(1, sizeof *y);
     if (!y) refuse(s, "out of memory");
     fc_symbol **list = s->k ? &s->locals : &s->m->symbols;
@@ -563,7 +563,7 @@ static void body_directive(parser *s, const char *w)
 
 static void statement(parser *s)
 {
-    char w[128], name[128];
+    char w[512], name[512];
     uint32_t guard = 0;
     bool negated = false;
     if (take(s, '@')) {

@@ -25,7 +25,7 @@ static void where(fc_warp *w, const fc_insn *in, int lane, char *out, size_t cap
 
 void fc_tell(fc_warp *w, fc_insn *in, int lane, const char *check, const char *format, ...)
 {
-    char place[256], what[256];
+    char place[640], what[256];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
@@ -48,7 +48,7 @@ static void uncount(fc_warp *w, const fc_insn *in)
 
 _Noreturn void fc_fault(fc_warp *w, fc_insn *in, int lane, CUresult code, const char *check, const char *format, ...)
 {
-    char what[256];
+    char what[640];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
