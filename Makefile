@@ -38,7 +38,7 @@ CARD    := $(patsubst tests/%.c,build/%,$(wildcard tests/fakecuda/test_*.c)) $(w
 CARDSAN := $(patsubst tests/%.c,build/asan/%,$(filter-out tests/fakecuda/test_coverage.c,$(wildcard tests/fakecuda/test_*.c))) build/tsan/fakecuda/test_threads
 CARDLIB := $(patsubst tests/%.c,%.o,$(filter-out tests/fakecuda/test_% tests/fakecuda/bench_%,$(wildcard tests/fakecuda/*.c)))
 # The CUDA backend on that card. Both are needed to build and to run.
-CUDA    := $(patsubst tests/%.c,build/%,$(wildcard tests/cuda/test_*.c)) $(wildcard tests/cuda/test_*.sh tests/cuda/test_*.py)
+CUDA    := $(patsubst tests/%.c,build/%,$(wildcard tests/cuda/test_*.c)) $(wildcard tests/cuda/test_*.sh tests/cuda/test_*.py) $(addprefix build/cuda/model/test_,forward probe)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
 EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
@@ -119,6 +119,15 @@ test-cuda: $(FIXTURES)
 	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(CUDA))
 	@sh tests/run.sh test-cuda $(CUDA)
 .PHONY: test-cuda
+
+## lab: the 270M on the emulated card, a few tokens, then what each kernel asked of it; KERNELS=my.cuh tries other kernels, N, PROMPT, MODEL, CARD, FLAGS as in tests/tools/lab.sh
+lab:
+	@sh tests/tools/need.sh gcc libc6-dev
+	@sh tests/tools/need.sh --try python3 python3-pip
+	@$(MAKE) -s $(PARALLEL) build/chat build/fakecuda/libcuda.so.1
+	@$(MAKE) -s model
+	@sh tests/tools/lab.sh
+.PHONY: lab
 
 ## sanitize: the tests that need no weights, and a few tokens of the 270M if it is here, under ASan and UBSan; threads under TSan, whole models under MSan
 sanitize:

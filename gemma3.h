@@ -48,14 +48,22 @@
 //
 // WHAT IT DOES NOT DO
 //   It runs Gemma 3 and nothing else: no other family, no training, no LoRA (merge first), no server, no GGUF (examples/import_gguf.c
-//   converts). This version runs on the CPU; CUDA is declared and answers G3_ERR_UNSUPPORTED with one sentence.
+//   converts). One model lies on one device.
 //
 // BUILDING
-//   C99 or C++11, libc, pthreads, libm. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
+//   C99 or C++11, libc, pthreads, libm, dl. No build step, no generated files, no dependency. With gcc and clang the hot loops use AVX-512, AVX2
 //   or NEON, whichever the machine has when a model is opened: -O2 is enough, no -m flag is needed, and one binary serves all. Elsewhere (MSVC,
 //   gcc for Windows) they are plain C, and want -O3 and the compiler's flag for this machine. The same binary gives the same bits on machines
 //   of one instruction set.
 //   As a shared library: compile a file that holds just the two lines above with -shared -fPIC.
+//
+// ON AN NVIDIA CARD
+//   From compute capability 8.0 on, with a driver of CUDA 12 or later and NVRTC, which compiles the kernels when a model is opened (toolkit, or
+//   `pip install nvidia-cuda-nvrtc`); both are looked for when a program runs, and are not needed to build it. G3_BACKEND_AUTO takes the card if the
+//   model and its sessions fit into what it has free, else the CPU, after one line to the logger; G3_BACKEND_CUDA takes it or says why not. cache_dir
+//   keeps what was compiled. kernel_path compiles a file instead of the kernels in this header, or loads a .ptx or .cubin, which needs no NVRTC.
+//   The kernels have been proven on an emulated card (tests/fakecuda) and not yet measured on a real one; prompts do not run at its full speed yet.
+//   On a card linear layers round activations to bf16, unless `precise`; sums, norms, softmax and the residual stream are float32.
 //
 // THREE LEVELS
 //   1 g3_chat: a turn in, a streamed answer out. g3_add_turn and g3_next are the same pulled token by token, for frame loops and other languages.
@@ -5936,8 +5944,8 @@ static void g3__lay_sight(g3__layout *l, const g3__config *c, int width, g3__sig
     g3__lay_acts(l, &o->shape, &o->a, G3__ACTS_COMMON, G3__ACTS_ITEMS);
     if (l->card) {
         o->room_size = g3__image_room(v->image);
-        o->room = g3__lay_host(l, G3__SCRATCH, NULL, o->room_size);
-        o->pixels = (float *)g3__lay_host(l, G3__SCRATCH, NULL, n * pixels * sizeof(float));
+        o->room = g3__lay_host(l, G3__SCRATCH, "host: sessions", o->room_size);
+        o->pixels = (float *)g3__lay_host(l, G3__SCRATCH, "host: sessions", n * pixels * sizeof(float));
     }
     o->rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, "scratch: pictures", n * sizeof(g3__row));
     o->kv.format = G3_KV_F32;
@@ -5978,9 +5986,9 @@ static void g3__lay_shown(g3__layout *l, const g3__config *c, const g3_session_d
     const uint64_t q = (uint64_t)(c->heads + 2 * c->kv_heads) * (uint64_t)c->head_dim, keys = (uint64_t)d->context * (uint64_t)c->kv_heads;
     uint64_t floats = (uint64_t)d->probe.rows * G3__MAX((uint64_t)c->dim, q);
     if (d->probe.points & G3_POINT_VISION) floats = G3__MAX(floats, G3__MAX((uint64_t)g3__step_rows(c, d) * (uint64_t)c->vision.dim, (uint64_t)c->vision.tokens * (uint64_t)c->dim));
-    o->shown = (float *)g3__lay_host(l, G3__SCRATCH, NULL, floats * sizeof(float));
-    o->shown_key = (float *)g3__lay_host(l, G3__SCRATCH, NULL, (uint64_t)c->head_dim * sizeof(float));
-    if (d->probe.points & G3_POINT_ATTENTION) o->shown_k = (char *)g3__lay_host(l, G3__SCRATCH, NULL, keys * ((uint64_t)c->head_dim + 1) * sizeof(float));
+    o->shown = (float *)g3__lay_host(l, G3__SCRATCH, "host: sessions", floats * sizeof(float));
+    o->shown_key = (float *)g3__lay_host(l, G3__SCRATCH, "host: sessions", (uint64_t)c->head_dim * sizeof(float));
+    if (d->probe.points & G3_POINT_ATTENTION) o->shown_k = (char *)g3__lay_host(l, G3__SCRATCH, "host: sessions", keys * ((uint64_t)c->head_dim + 1) * sizeof(float));
 }
 
 static uint64_t g3__most_pictures(const g3__config *c, const g3_session_desc *d) { return d->no_images ? 0 : (uint64_t)(d->context / c->vision.tokens); }
@@ -6002,7 +6010,7 @@ static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session
     g3__lay_kv(l, c, d, s ? s->kv : NULL);
     g3__lay_acts(l, &o->run.shape, &o->run.a, 0, 1);
     o->raw = o->logits = (float *)g3__lay(l, G3__SCRATCH, "scratch: logits", logits);
-    if (c->card) o->logits = (float *)g3__lay_host(l, G3__SCRATCH, NULL, logits);
+    if (c->card) o->logits = (float *)g3__lay_host(l, G3__SCRATCH, "host: sessions", logits);
     o->sample_work = g3__lay_host(l, G3__SCRATCH, "scratch: sampler", g3__sample_work(c->vocab));
     o->answer = (g3__answer *)g3__lay_host(l, G3__SCRATCH, "scratch: answer", sizeof(g3__answer));
     if (d->probe.probe_fn) o->layers = (g3__layer *)g3__lay_host(l, G3__SCRATCH, "scratch: probe", layers * sizeof(g3__layer));
@@ -11631,13 +11639,13 @@ static void g3__lay_tape(g3__layout *l, const g3__config *c, const g3_session_de
 {
     g3__tape none, *t;
     const uint64_t rows = (uint64_t)g3__step_rows(c, d), half = (uint64_t)c->head_dim / 2, calls = 9 * (uint64_t)G3__MAX(c->layers, c->vision.layers) + 16;
-    o->run.tape = (g3__tape *)g3__lay_host(l, G3__SCRATCH, NULL, sizeof *t);
+    o->run.tape = (g3__tape *)g3__lay_host(l, G3__SCRATCH, "host: sessions", sizeof *t);
     t = o->run.tape ? o->run.tape : &none;
     t->cap = (int)calls;
-    t->call = (g3__call *)g3__lay_host(l, G3__SCRATCH, NULL, calls * sizeof *t->call);
-    t->rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, NULL, rows * sizeof *t->rows);
-    t->ids = (int *)g3__lay_host(l, G3__SCRATCH, NULL, (uint64_t)d->batch * sizeof *t->ids);
-    t->freq = (float *)g3__lay_host(l, G3__SCRATCH, NULL, 2 * half * sizeof *t->freq);
+    t->call = (g3__call *)g3__lay_host(l, G3__SCRATCH, "host: sessions", calls * sizeof *t->call);
+    t->rows = (g3__row *)g3__lay_host(l, G3__SCRATCH, "host: sessions", rows * sizeof *t->rows);
+    t->ids = (int *)g3__lay_host(l, G3__SCRATCH, "host: sessions", (uint64_t)d->batch * sizeof *t->ids);
+    t->freq = (float *)g3__lay_host(l, G3__SCRATCH, "host: sessions", 2 * half * sizeof *t->freq);
     t->rows_there = (g3__row *)g3__lay(l, G3__SCRATCH, "scratch: tables", rows * sizeof *t->rows);
     t->ids_there = (int *)g3__lay(l, G3__SCRATCH, "scratch: tables", (uint64_t)d->batch * sizeof *t->ids);
     t->freq_there = (float *)g3__lay(l, G3__SCRATCH, "scratch: tables", 2 * half * sizeof *t->freq);
@@ -11835,7 +11843,7 @@ static void g3__cuda_end(g3__run *r)
         if (n <= G3__GRAPH_ROWS && r->shape.kinds) g3__cuda_replay(r, n);
         else g3__cuda_play(r);
         t->pending = true;
-        if (n > G3__GRAPH_ROWS) g3__cuda_wait(r);                                // so that a call can be cancelled between its chunks
+        if (n > 1) g3__cuda_wait(r);                                             // so that a call can be cancelled between its chunks
         g3__cuda_leave(r);
     }
     t->n = 0;
