@@ -32,7 +32,7 @@ static CUresult planned(const char *call)
 }
 
 static bool fatal(CUresult code) { return code >= CUDA_ERROR_ILLEGAL_ADDRESS && code <= CUDA_ERROR_LAUNCH_FAILED && code != CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-    && code != CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE && code != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && code != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED; }
+    && code != CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE && code != 704 && code != 705 && code != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && code != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED; }    // 704, 705: peer access
 
 static CUresult allowed(const char *call, int wants)
 {
