@@ -120,6 +120,13 @@ test-cuda: $(FIXTURES)
 	@sh tests/run.sh test-cuda $(CUDA)
 .PHONY: test-cuda
 
+## ptx: writes build/gemma3_kernels.sm_80.ptx, for kernel_path (chat --kernels) on machines without NVRTC; PRECISE=1: its kernels
+ptx: build/gemma3_kernels.sm_80.ptx
+build/gemma3_kernels.sm_80.ptx: build/tools/ptx
+	@sh tests/tools/need.sh --try python3 python3-pip
+	@nvrtc=$$(sh tests/tools/get_nvrtc.sh) && build/tools/ptx "$$(dirname "$$nvrtc")" $@ && ls -l $@
+.PHONY: ptx
+
 ## lab: the 270M on the emulated card, a few tokens, then what each kernel asked of it; KERNELS=my.cuh tries other kernels, N, PROMPT, MODEL, CARD, FLAGS as in tests/tools/lab.sh
 lab:
 	@sh tests/tools/need.sh gcc libc6-dev
