@@ -89,7 +89,7 @@ test: packages
 
 ## clean: forgets what was built, but not the downloaded model; `make distclean` forgets that too
 clean:
-	@for f in build/*; do case $$f in build/gemma-*|build/download*|build/nvrtc-*) ;; *) rm -rf "$$f" ;; esac; done
+	@for f in build/*; do case $$f in build/gemma-*|build/download*|build/nvrtc-*|build/cuda-headers-*) ;; *) rm -rf "$$f" ;; esac; done
 distclean:
 	@rm -rf build
 
