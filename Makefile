@@ -80,12 +80,12 @@ quick:
 	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(QUICK))
 	@sh tests/run.sh quick $(QUICK)
 
-## test: quick, everything that runs on the real 270M, and the emulated card (test-fakecuda)
+## test: quick, everything that runs on the real 270M, the emulated card and the CUDA backend on it (test-fakecuda, test-cuda)
 test: packages
 	@$(MAKE) $(PARALLEL) all $(FIXTURES)
 	@$(MAKE) model
-	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(CARD) $(QUICK))
-	@sh tests/run.sh test $(REAL) $(CARD) $(QUICK)
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(CARD) $(CUDA) $(QUICK))
+	@sh tests/run.sh test $(REAL) $(CARD) $(CUDA) $(QUICK)
 
 ## clean: forgets what was built, but not the downloaded model; `make distclean` forgets that too
 clean:
@@ -169,8 +169,8 @@ sizes: build/tools/sizes
 ci: packages
 	@$(MAKE) $(PARALLEL) all $(FIXTURES)
 	@$(MAKE) model
-	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(CARD) $(QUICK)) $(SAN) $(ARM64)
-	@sh tests/run.sh ci $(REAL) $(CARD) $(QUICK) $(SAN) $(ARM64)
+	-@$(MAKE) -k $(PARALLEL) $(filter build/%,$(REAL) $(CARD) $(CUDA) $(QUICK)) $(SAN) $(ARM64)
+	@sh tests/run.sh ci $(REAL) $(CARD) $(CUDA) $(QUICK) $(SAN) $(ARM64)
 
 ## help: this list
 help:

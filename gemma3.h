@@ -12068,7 +12068,7 @@ static bool g3__model_desc_take(g3_model *m, const g3_model_desc *d, g3_error *e
     if (m->desc.sessions < 0 || m->desc.sessions > 65536) return g3__fail(err, G3_ERR_ARGUMENT, "sessions: %d is not a number of sessions (1 to 65536)", d->sessions) == G3_OK;
     if (d->threads < 0) return g3__fail(err, G3_ERR_ARGUMENT, "threads: %d is not a number of threads", d->threads) == G3_OK;
     if ((int)d->backend < 0 || d->backend > G3_BACKEND_CUDA) return g3__fail(err, G3_ERR_ARGUMENT, "backend: %d is none of G3_BACKEND_AUTO, _CPU, _CUDA", (int)d->backend) == G3_OK;
-    if (!g3__copy_text(m, &m->desc.path, err) || !g3__copy_text(m, &m->desc.kernel_path, err) || !g3__copy_text(m, &m->desc.cache_dir, err)) return false;
+    if (!g3__copy_text(m, &m->desc.path, err) || !g3__copy_text(m, &m->desc.kernel_path, err) || !g3__copy_text(m, &m->desc.cache_dir, err) || !g3__copy_text(m, &m->desc.libraries, err)) return false;
     m->desc.threads = G3__MIN(d->threads ? d->threads : g3__cores(), (int)G3__MAX_THREADS);
     if (d->parallel.for_fn) m->desc.threads = G3__MIN(G3__MAX(d->parallel.width, 1), (int)G3__MAX_THREADS);
     return g3__source_init(&m->shards.src, m->desc.path, &m->desc.files, err);
