@@ -312,8 +312,8 @@ template <int NT> static __device__ __forceinline__ void g3k__step(float acc[NT]
 // The scales of one tile, as a lane asks for them: rows 2 g and 2 g + 1 of block b, both in one load. Groups of nested_absmax last long: they are kept.
 struct g3k__scales {
     const char *absmax;                 // of the tile, at row 2 g
-    size_t first[2];                    // number of the first block of rows 2 g and 2 g + 1
-    size_t group[2];                    // which nested_absmax is kept
+    g3k__u32 first[2];                  // number of the first block of rows 2 g and 2 g + 1; the host refuses tiles of 2^31 blocks
+    g3k__u32 group[2];                  // which nested_absmax is kept
     float kept[2];
 };
 
@@ -324,7 +324,7 @@ static __device__ __forceinline__ float2 g3k__scale_pair(const g3k__bits &w, g3k
     float scale[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const size_t group = (s.first[i] + block) >> (31 - __clz((int)w.nested_blocksize));
+        const g3k__u32 group = (s.first[i] + (g3k__u32)block) >> (31 - __clz((int)w.nested_blocksize));
         if (group != s.group[i]) { s.group[i] = group; s.kept[i] = w.nested_absmax[group]; }
         const int c = i ? code >> 8 : code & 255;
         scale[i] = __fadd_rn(__fmul_rn(w.map < 0 ? w.nested_map[c] : g3k_maps[w.map][c], s.kept[i]), w.nested_offset);
@@ -343,42 +343,34 @@ template <int NT> static __device__ __forceinline__ void g3k__tile_4bit(float ac
 #pragma unroll
     for (int i = 0; i < 8; i++) { table[i] = g3k_codes[w.format == G3K_FP4][0][i]; small[i] = g3k_codes[w.format == G3K_FP4][1][i]; }
     s.absmax = (const char *)w.absmax + ((size_t)row / 16 * per_row * 16 + 2 * g) * (w.nested_absmax ? 1 : 4);
-    s.first[0] = (size_t)(row + 2 * g) * per_row;
-    s.first[1] = s.first[0] + per_row;
-    s.group[0] = s.group[1] = ~(size_t)0;
-    uint4 next[2];
-    next[0] = g3k__stream(codes + (size_t)from * 512);
-    next[1] = g3k__stream(codes + (size_t)(from + 1 < end ? from + 1 : from) * 512);
-    for (int chunk = from; chunk < end; chunk += 2) {
-        const uint4 now[2] = { next[0], next[1] };
-        const int mine = chunk + (t & 1) < end ? chunk + (t & 1) : chunk;
-        const float2 scale = g3k__scale_pair(w, s, mine / wide);
-        if (chunk + 2 < end) {
-            next[0] = g3k__stream(codes + (size_t)(chunk + 2) * 512);
-            next[1] = g3k__stream(codes + (size_t)(chunk + 3 < end ? chunk + 3 : chunk + 2) * 512);
+    s.first[0] = (g3k__u32)(row + 2 * g) * (g3k__u32)per_row;
+    s.first[1] = s.first[0] + (g3k__u32)per_row;
+    s.group[0] = s.group[1] = ~0u;
+    const int last = end - 1;
+    uint4 next = g3k__stream(codes + (size_t)from * 512), after = g3k__stream(codes + (size_t)(from < last ? from + 1 : last) * 512);
+    float2 scale = make_float2(0.0f, 0.0f);
+    for (int chunk = from; chunk < end; chunk++) {                               // `from` is even: one request brings the scales of two chunks
+        const g3k__u32 word[4] = { next.x, next.y, next.z, next.w };
+        if (chunk % 2 == 0) scale = g3k__scale_pair(w, s, (chunk + (t & 1) < end ? chunk + (t & 1) : chunk) / wide);
+        next = after;
+        if (chunk + 2 < end) after = g3k__stream(codes + (size_t)(chunk + 2) * 512);
+        const float even = __shfl_sync(0xffffffffu, scale.x, (lane & ~3) + chunk % 2), odd = __shfl_sync(0xffffffffu, scale.y, (lane & ~3) + chunk % 2);
+        float block[NT][4];
+#pragma unroll
+        for (int i = 0; i < NT; i++) block[i][0] = block[i][1] = block[i][2] = block[i][3] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            g3k__u32 a[4], rest[4];
+            g3k__decode(table, word[step / 2], step % 2 * 2, a[0], a[2]);
+            g3k__decode(table, word[2 + step / 2], step % 2 * 2, a[1], a[3]);
+            if (G3K_PRECISE) g3k__decode(small, word[step / 2], step % 2 * 2, rest[0], rest[2]);
+            if (G3K_PRECISE) g3k__decode(small, word[2 + step / 2], step % 2 * 2, rest[1], rest[3]);
+            g3k__step<NT>(block, a, rest, true, B, norm, chunk * 64 + 16 * t + 4 * step);
         }
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            if (chunk + c >= end) break;
-            const float even = __shfl_sync(0xffffffffu, scale.x, (lane & ~3) + c), odd = __shfl_sync(0xffffffffu, scale.y, (lane & ~3) + c);
-            const g3k__u32 word[4] = { now[c].x, now[c].y, now[c].z, now[c].w };
-            float block[NT][4];
-#pragma unroll
-            for (int i = 0; i < NT; i++) block[i][0] = block[i][1] = block[i][2] = block[i][3] = 0.0f;
-#pragma unroll
-            for (int step = 0; step < 4; step++) {
-                g3k__u32 a[4], rest[4];
-                g3k__decode(table, word[step / 2], step % 2 * 2, a[0], a[2]);
-                g3k__decode(table, word[2 + step / 2], step % 2 * 2, a[1], a[3]);
-                if (G3K_PRECISE) g3k__decode(small, word[step / 2], step % 2 * 2, rest[0], rest[2]);
-                if (G3K_PRECISE) g3k__decode(small, word[2 + step / 2], step % 2 * 2, rest[1], rest[3]);
-                g3k__step<NT>(block, a, rest, true, B, norm, (chunk + c) * 64 + 16 * t + 4 * step);
-            }
-#pragma unroll
-            for (int i = 0; i < NT; i++) {
-                acc[i][0] += block[i][0] * even; acc[i][1] += block[i][1] * even;
-                acc[i][2] += block[i][2] * odd;  acc[i][3] += block[i][3] * odd;
-            }
+        for (int i = 0; i < NT; i++) {
+            acc[i][0] += block[i][0] * even; acc[i][1] += block[i][1] * even;
+            acc[i][2] += block[i][2] * odd;  acc[i][3] += block[i][3] * odd;
         }
     }
 }
@@ -485,7 +477,7 @@ template <int NT> static __device__ __forceinline__ void g3k__linear(float *y, c
 }
 
 #define G3K_LINEAR(name, NT) \
-extern "C" __global__ void __launch_bounds__(256) name(float *y, const float *x, const __grid_constant__ g3k__norm norm, const __grid_constant__ g3k__mat W, int n, const __grid_constant__ g3k__fuse fuse) \
+extern "C" __global__ void __launch_bounds__(256, (NT) == 1 && !G3K_PRECISE ? 3 : (NT) == 1 ? 2 : 1) name(float *y, const float *x, const __grid_constant__ g3k__norm norm, const __grid_constant__ g3k__mat W, int n, const __grid_constant__ g3k__fuse fuse) \
 { g3k__linear<NT>(y, x, norm, W, n, fuse); }
 G3K_LINEAR(g3k_linear, 1)               // up to 8 rows of x
 G3K_LINEAR(g3k_linear_many, 4)          // 32 a block

@@ -31,6 +31,7 @@ static const access loads[] = {
     { "ld.local.v2.u32", 'r', 2, 4, 0 }, { "ld.local.v4.u32", 'r', 4, 4, 0 }, { "ld.local.v2.f32", 'f', 2, 4, 0 }, { "ld.local.v4.f32", 'f', 4, 4, 0 },
     { "ld.const.u8", 'h', 1, 1, 0 }, { "ld.const.u16", 'h', 1, 2, 0 }, { "ld.const.u32", 'r', 1, 4, 0 }, { "ld.const.f32", 'f', 1, 4, 0 }, { "ld.const.u64", 'd', 1, 8, 0 },
     { "ld.u8", 'h', 1, 1, 0 }, { "ld.u16", 'h', 1, 2, 0 }, { "ld.u32", 'r', 1, 4, 0 }, { "ld.f32", 'f', 1, 4, 0 }, { "ld.u64", 'd', 1, 8, 0 }, { "ld.v4.u32", 'r', 4, 4, 0 }, { "ld.v2.f32", 'f', 2, 4, 0 },
+    { "ld.v4.f32", 'f', 4, 4, 0 }, { "ld.v2.u32", 'r', 2, 4, 0 },
 };
 static const access stores[] = {
     { "st.global.u8", 'h', 1, 1, 0 }, { "st.global.u8", 'r', 1, 1, 0 }, { "st.global.u16", 'h', 1, 2, 0 }, { "st.global.u16", 'r', 1, 2, 0 }, { "st.global.u32", 'r', 1, 4, 0 },
@@ -44,6 +45,7 @@ static const access stores[] = {
     { "st.local.u8", 'h', 1, 1, 0 }, { "st.local.u16", 'h', 1, 2, 0 }, { "st.local.u32", 'r', 1, 4, 0 }, { "st.local.f32", 'f', 1, 4, 0 }, { "st.local.u64", 'd', 1, 8, 0 },
     { "st.local.v2.u32", 'r', 2, 4, 0 }, { "st.local.v4.u32", 'r', 4, 4, 0 }, { "st.local.v2.f32", 'f', 2, 4, 0 }, { "st.local.v4.f32", 'f', 4, 4, 0 },
     { "st.u8", 'h', 1, 1, 0 }, { "st.u16", 'h', 1, 2, 0 }, { "st.u32", 'r', 1, 4, 0 }, { "st.f32", 'f', 1, 4, 0 }, { "st.u64", 'd', 1, 8, 0 }, { "st.v4.u32", 'r', 4, 4, 0 },
+    { "st.v2.f32", 'f', 2, 4, 0 }, { "st.v4.f32", 'f', 4, 4, 0 }, { "st.v2.u32", 'r', 2, 4, 0 },
 };
 
 // ---- one kernel a spelling: k<index>(image, places, io)
@@ -236,12 +238,13 @@ static const char parameters[] = ".version 7.8\n.target sm_80\n.address_size 64\
     "  .param .u32 e, .param .align 8 .b8 f[24], .param .f64 g)\n{\n  .reg .b32 %r<4>; .reg .b64 %d<8>; .reg .b16 %h<4>; .reg .f32 %f<4>; .reg .f64 %g<4>;\n"
     "  ld.param.u64 %d0, [out];\n  ld.param.u8 %h0, [a];\n  ld.param.u16 %h1, [b];\n  ld.param.f32 %f0, [c];\n  ld.param.u64 %d1, [d];\n  ld.param.u32 %r0, [e];\n"
     "  ld.param.u64 %d2, [f+16];\n  ld.param.f64 %g0, [g];\n  ld.param.v2.u32 {%r1, %r2}, [f+8];\n"
+    "  mov.b64 %d3, f;\n  add.s64 %d3, %d3, 4;\n  ld.param.s8 %h2, [%d3+11];\n  ld.param.s32 %r3, [%d3+8];\n  st.global.u16 [%d0+48], %h2;\n  st.global.u32 [%d0+52], %r3;\n"   // by its address
     "  st.global.u8 [%d0], %h0;\n  st.global.u16 [%d0+2], %h1;\n  st.global.f32 [%d0+4], %f0;\n  st.global.u64 [%d0+8], %d1;\n  st.global.u32 [%d0+16], %r0;\n"
     "  st.global.u64 [%d0+24], %d2;\n  st.global.f64 [%d0+32], %g0;\n  st.global.v2.u32 [%d0+40], {%r1, %r2};\n  ret;\n}\n";
 static int parameters_arrive(void)
 {
     ORACLE_MODULE(m, parameters);
-    unsigned char got[48], want[48] = { 0 }, a = 201;
+    unsigned char got[56], want[56] = { 0 }, a = 201;
     uint16_t b = 54321;
     float c = 1.25f;
     u64 d = 0x123456789abcdef0, f[3] = { 1, 0xfedcba9876543210, 3 };
@@ -253,6 +256,8 @@ static int parameters_arrive(void)
     want[0] = a;
     memcpy(want + 2, &b, 2); memcpy(want + 4, &c, 4); memcpy(want + 8, &d, 8); memcpy(want + 16, &e, 4);
     memcpy(want + 24, &f[2], 8); memcpy(want + 32, &g, 8); memcpy(want + 40, &f[1], 8);
+    const int16_t extended = (signed char)((unsigned char *)f)[15];
+    memcpy(want + 48, &extended, 2); memcpy(want + 52, (unsigned char *)f + 12, 4);
     CHECK(memcmp(got, want, sizeof got) == 0);
     return 0;
 }

@@ -69,6 +69,27 @@ static int kernels_hold_nothing_else(int generation)
     }
     return 0;
 }
+// Attention is compiled for one size of head, one group and one format of the cache at a time.
+static int attention_holds_nothing_else(int generation)
+{
+    static const char *const options[][4] = {
+        { "-default-device", "-DG3K_HEAD_DIM=72", "-DG3K_GROUP=1", "-DG3K_KV=0" }, { "-default-device", "-DG3K_HEAD_DIM=256", "-DG3K_GROUP=4", "-DG3K_KV=1" },
+        { "-default-device", "-DG3K_HEAD_DIM=128", "-DG3K_GROUP=2", "-DG3K_KV=2" }, { "-default-device", "-DG3K_HEAD_DIM=18", "-DG3K_GROUP=3", "-DG3K_KV=3" } };
+    static const int first_and_last[] = { 80, 120 };
+    char *text = read_all(sources[0]);
+    for (size_t i = 0; i < 2 * COUNT(options); i++) {
+        place p = { sources[0], first_and_last[i % 2], generation, 0, 0 };
+        char *ptx = compile(text, sources[0], p.cc, options[i / 2], 4);
+        each_spelling(ptx, look, &p);
+        free(ptx);
+        CHECK(p.seen > 0 && p.missing == 0);
+    }
+    free(text);
+    return 0;
+}
+static int attention_by_nvrtc_13_holds_nothing_else(void) { if (!use_nvrtc(13)) SKIP("no NVRTC 13 here"); return attention_holds_nothing_else(13); }
+static int attention_by_nvrtc_12_holds_nothing_else(void) { if (!use_nvrtc(12)) SKIP("no NVRTC 12 here"); return attention_holds_nothing_else(12); }
+
 static int kernels_by_nvrtc_13_hold_nothing_else(void) { if (!use_nvrtc(13)) SKIP("no NVRTC 13 here"); return kernels_hold_nothing_else(13); }
 static int kernels_by_nvrtc_12_hold_nothing_else(void) { if (!use_nvrtc(12)) SKIP("no NVRTC 12 here"); return kernels_hold_nothing_else(12); }
 
@@ -80,6 +101,8 @@ int main(void)
     RUN(the_oracles_tell_what_they_cover);
     RUN(kernels_by_nvrtc_13_hold_nothing_else);
     RUN(kernels_by_nvrtc_12_hold_nothing_else);
+    RUN(attention_by_nvrtc_13_holds_nothing_else);
+    RUN(attention_by_nvrtc_12_holds_nothing_else);
     free(covered.names);
     free(told.names);
     return test_done();

@@ -44,15 +44,15 @@ static char *source(void)
     return text;
 }
 
-static bool compiles(const char *text, int arch, size_t *cubin)
+static bool compiles(const char *text, int arch, bool attention, size_t *cubin)
 {
     char option[32], log[4096] = "";
-    const char *options[1] = { option };
+    const char *options[4] = { option, "-DG3K_HEAD_DIM=256", "-DG3K_GROUP=4", "-DG3K_KV=1" };
     size_t n = 0;
     program p;
     snprintf(option, sizeof option, "--gpu-architecture=sm_%d", arch);
     if (rtc.create(&p, text, "gemma3_kernels.cuh", 0, NULL, NULL) != 0) return false;
-    bool ok = rtc.compile(p, 1, options) == 0 && rtc.cubin_size(p, cubin) == 0;
+    bool ok = rtc.compile(p, attention ? 4 : 1, options) == 0 && rtc.cubin_size(p, cubin) == 0;
     if (!ok && rtc.log_size(p, &n) == 0 && n <= sizeof log && rtc.log(p, log) == 0) fprintf(stderr, "%s\n%s\n", option, log);
     rtc.destroy(&p);
     return ok;
@@ -67,7 +67,8 @@ static int kernels_compile_for_every_architecture(void)
     CHECK(text && rtc.version(&major, &minor) == 0 && rtc.count(&n) == 0 && n > 0 && n <= 64 && rtc.archs(archs) == 0);
     for (int i = 0; i < n; i++) {
         if (archs[i] < 80) continue;
-        CHECK(compiles(text, archs[i], &cubin) && cubin > 0);
+        CHECK(compiles(text, archs[i], false, &cubin) && cubin > 0);
+        CHECK(compiles(text, archs[i], true, &cubin) && cubin > 0);
         done++;
     }
     free(text);
@@ -80,7 +81,7 @@ static int an_include_would_be_noticed(void)
 {
     size_t cubin;
     if (!rtc.create) SKIP("no libnvrtc here");
-    CHECK(!compiles("#include <cuda_bf16.h>\n", 80, &cubin));
+    CHECK(!compiles("#include <cuda_bf16.h>\n", 80, false, &cubin));
     return 0;
 }
 
