@@ -5681,6 +5681,13 @@ static void *g3__lay_host(g3__layout *l, int kind, const char *name, uint64_t by
     return l->host ? l->host + from : NULL;
 }
 
+// A card gives its memory in whole pages: arenas there are as large, and the plan stays exact.
+static void g3__lay_page(g3__layout *l)
+{
+    const uint64_t page = (uint64_t)2 << 20;
+    if (l->at % page && l->at != UINT64_MAX) g3__lay(l, G3__SCRATCH, "scratch: alignment", page - l->at % page);
+}
+
 // ---- what a model is
 
 struct g3_model {
@@ -5835,6 +5842,7 @@ static void g3__lay_model(g3__layout *l, const g3__config *c, const g3__weights 
         if (w->nested_map) p.nested_map = (char *)g3__lay(l, kind, name, w->nested_map->bytes);
         if (place) place[i] = p;
     }
+    if (c->card) g3__lay_page(l);
     if (!c->screen) return;
     g3__place p = G3__ZERO;
     const uint64_t rows = (uint64_t)c->screen;
@@ -6020,7 +6028,7 @@ static void g3__lay_session(g3__layout *l, const g3__config *c, const g3_session
         o->seen = (float *)g3__lay_host(l, G3__SCRATCH, "scratch: probe", (uint64_t)c->heads * (uint64_t)d->context * sizeof(float));
     if (c->card && d->probe.probe_fn) g3__lay_shown(l, c, d, o);
     g3__lay_step(l, c, d, width, o);
-    if (c->card) g3__lay_tape(l, c, d, o);
+    if (c->card) { g3__lay_tape(l, c, d, o); g3__lay_page(l); }
 }
 
 // ---- what is asked for, with zeros replaced
@@ -11432,15 +11440,60 @@ typedef char g3__same_structs[sizeof(g3__bits) == 72 && sizeof(g3__mat) == 480 &
 
 // ---- operations as launches: one function each, which chooses kernel, grid and arguments from the shapes alone
 // All pointers are the card's. Rows of one step belong to one sequence.
-typedef struct g3__card_fuse { float *act; float *x; const g3__norm *post; unsigned *ticket; } g3__card_fuse;
-#define G3__ARGS(...) void *args[] = { __VA_ARGS__ }
-static void g3__card_norm  (g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err) { G3__ARGS(&y, &x, (void *)(uintptr_t)norm); g3__card_launch(c, "g3k_norm", (unsigned)n, 1, 256, 0, args, err); }
+
+static unsigned g3__card_blocks(int n, int each) { return ((unsigned)n + (unsigned)each - 1) / (unsigned)each; }
+
+// ---- norms, sums, gelu, pooling
+
+static void g3__card_norm(g3__card *c, float *y, const float *x, const g3__norm *norm, int n, g3_error *err)
+{
+    void *args[3] = { &y, &x, (void *)(uintptr_t)norm };
+    g3__card_launch(c, "g3k_norm", (unsigned)n, 1, 256, 0, args, err);
+}
+
+static void g3__card_add(g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err)
+{
+    g3__norm none = G3__ZERO;
+    void *args[4] = { &x, &y, norm ? (void *)(uintptr_t)norm : &none, &dim };
+    g3__card_launch(c, "g3k_add", (unsigned)n, 1, 256, 0, args, err);
+}
+
+static void g3__card_geglu(g3__card *c, float *y, const float *gu, int m, int n, g3_error *err)
+{
+    void *args[3] = { &y, &gu, &m };
+    g3__card_launch(c, "g3k_geglu", g3__card_blocks(m, 256), (unsigned)n, 256, 0, args, err);
+}
+
+static void g3__card_gelu(g3__card *c, float *y, int m, int n, g3_error *err)
+{
+    void *args[2] = { &y, &m };
+    g3__card_launch(c, "g3k_gelu", g3__card_blocks(m, 256), (unsigned)n, 256, 0, args, err);
+}
+
+static void g3__card_pool(g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err)
+{
+    void *args[5] = { &y, &x, &side, &k, &dim };
+    g3__card_launch(c, "g3k_pool", (unsigned)((side / k) * (side / k)), 1, 256, 0, args, err);
+}
+
+static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err)
+{
+    void *args[4] = { &angle, &freq, &rows, &half };
+    g3__card_launch(c, "g3k_angles", (unsigned)n, 1, 64, 0, args, err);
+}
 
 // ---- linear
 
 enum { G3__CARD_ROWS = 8, G3__CARD_MANY = 32 };          // rows of x that a block multiplies at once: of a step that writes, of a prompt
 
-typedef struct g3__card_fused { float *act, *x; unsigned *ticket; g3__norm post; } g3__card_fused;      // g3k_fuse
+typedef struct g3__card_fuse {         // what is done with a product besides; all NULL: nothing
+    float *act;                        // [n][rows / 2]   gelu(gate) * up goes there instead of y
+    float *x;                          // [n][rows]       x += norm(y) afterwards, by the block that comes last; post NULL: x += y
+    const g3__norm *post;
+    unsigned *ticket;                  // 0 before and after
+} g3__card_fuse;
+
+typedef struct g3__card_fused { float *act, *x; unsigned *ticket; g3__norm post; } g3__card_fused;      // the same, as the kernel takes it: g3k__fuse
 
 static bool g3__card_tiled(const g3__mat *W)             // all segments lie in tiles
 {
@@ -11450,22 +11503,32 @@ static bool g3__card_tiled(const g3__mat *W)             // all segments lie in 
 
 static bool g3__card_can_fuse(const g3__mat *W, int n) { return n <= G3__CARD_ROWS && g3__card_tiled(W); }
 
+static g3__card_fused g3__card_fused_of(const g3__card_fuse *fuse)
+{
+    g3__card_fused f = G3__ZERO;
+    if (!fuse) return f;
+    f.act = fuse->act;
+    f.x = fuse->x;
+    f.ticket = fuse->ticket;
+    if (fuse->post) f.post = *fuse->post;
+    return f;
+}
+
+// y [n][W->rows] = W norm(x) + b. h: room [n][W->cols] for norm(x), where the kernel does not take it itself.
 static void g3__card_linear(g3__card *c, float *y, const float *x, const g3__norm *norm, const g3__mat *W, int n, float *h, const g3__card_fuse *fuse, g3_error *err)
 {
-    const unsigned many = (unsigned)(n > G3__CARD_ROWS ? G3__CARD_MANY : G3__CARD_ROWS), tiles = (unsigned)W->rows / G3__TILE_ROWS, chunks = ((unsigned)W->cols + 63) / 64;
-    const unsigned splits = chunks >= 32 ? 4 : chunks >= 8 ? 2 : 1;                      // by the shape alone
+    const int chunks = (W->cols + 63) / 64, splits = chunks >= 32 ? 4 : chunks >= 8 ? 2 : 1;           // warps that share the columns: by the shape alone
+    const bool tiled = g3__card_tiled(W), many = n > G3__CARD_ROWS;
     g3__norm none = G3__ZERO;
-    g3__card_fused f = G3__ZERO;
-    if (norm && (norm->layer || !g3__card_tiled(W))) { g3__card_norm(c, h, x, norm, n, err); x = h; norm = NULL; }
-    if (fuse) { f.act = fuse->act; f.x = fuse->x; f.ticket = fuse->ticket; }
-    if (fuse && fuse->post) f.post = *fuse->post;
+    g3__card_fused f = g3__card_fused_of(fuse);
+    if (norm && (norm->layer || !tiled)) { g3__card_norm(c, h, x, norm, n, err); x = h; norm = NULL; }
     if (!norm) norm = &none;
-    if (g3__card_tiled(W)) {
+    if (tiled) {
         void *args[6] = { &y, &x, (void *)(uintptr_t)norm, (void *)(uintptr_t)W, &n, &f };
-        g3__card_launch(c, n > G3__CARD_ROWS ? "g3k_linear_many" : "g3k_linear", (tiles + 1) / 2, ((unsigned)n + many - 1) / many, 64 * splits, 0, args, err);
+        g3__card_launch(c, many ? "g3k_linear_many" : "g3k_linear", g3__card_blocks(W->rows, 2 * G3__TILE_ROWS), g3__card_blocks(n, many ? G3__CARD_MANY : G3__CARD_ROWS), 64 * (unsigned)splits, 0, args, err);
     } else {
         void *args[4] = { &y, &x, (void *)(uintptr_t)W, &n };
-        g3__card_launch(c, "g3k_linear_plain", ((unsigned)W->rows + 3) / 4, ((unsigned)n + 7) / 8, 128, 0, args, err);
+        g3__card_launch(c, "g3k_linear_plain", g3__card_blocks(W->rows, 4), g3__card_blocks(n, 8), 128, 0, args, err);
     }
 }
 
@@ -11474,17 +11537,6 @@ static void g3__card_embed(g3__card *c, float *y, const g3__mat *E, const int *i
     void *args[4] = { &y, (void *)(uintptr_t)E, &ids, &scale };
     g3__card_launch(c, "g3k_embed", (unsigned)n, 1, 256, 0, args, err);
 }
-
-static void g3__card_add   (g3__card *c, float *x, const float *y, const g3__norm *norm, int dim, int n, g3_error *err)
-{
-    g3__norm none = G3__ZERO;
-    void *args[4] = { &x, &y, norm ? (void *)(uintptr_t)norm : &none, &dim };
-    g3__card_launch(c, "g3k_add", (unsigned)n, 1, 256, 0, args, err);
-}
-static void g3__card_geglu (g3__card *c, float *y, const float *gu, int m, int n, g3_error *err) { G3__ARGS(&y, &gu, &m); g3__card_launch(c, "g3k_geglu", ((unsigned)m + 255) / 256, (unsigned)n, 256, 0, args, err); }
-static void g3__card_gelu  (g3__card *c, float *y, int m, int n, g3_error *err) { G3__ARGS(&y, &m); g3__card_launch(c, "g3k_gelu", ((unsigned)m + 255) / 256, (unsigned)n, 256, 0, args, err); }
-static void g3__card_pool  (g3__card *c, float *y, const float *x, int side, int k, int dim, g3_error *err) { G3__ARGS(&y, &x, &side, &k, &dim); g3__card_launch(c, "g3k_pool", (unsigned)((side / k) * (side / k)), 1, 256, 0, args, err); }
-static void g3__card_angles(g3__card *c, float *angle, const float *freq, const g3__row *rows, int half, int n, g3_error *err) { G3__ARGS(&angle, &freq, &rows, &half); g3__card_launch(c, "g3k_angles", (unsigned)n, 1, 64, 0, args, err); }
 
 // ---- attention
 
@@ -11976,14 +12028,42 @@ G3_API const char *g3_version(void) { return GEMMA3_VERSION; }
 // ---- models
 
 #ifndef GEMMA3_NO_CUDA
-static bool g3__model_card(g3_model *m, g3_error *err)   // opens the card; false: err says why there is none
+static bool g3__model_card_takes(const g3_model *m, g3_error *err)       // are there kernels for this model?
 {
+    const g3__config *c = &m->config;
+    const int sight = m->weights.vision ? c->vision.dim / c->vision.heads : 0;
+    if (c->head_dim > 256 || sight > 256) return g3__fail(err, G3_ERR_UNSUPPORTED, "heads of %d numbers: the kernels of a card take up to 256; G3_BACKEND_CPU runs them", G3__MAX(c->head_dim, sight)) == G3_OK;
+    for (int i = 0; i < m->weights.n; i++) {
+        const g3__weight *w = &m->weights.w[i];
+        if (w->data && w->rows == 1 && w->format != G3__F32 && w->format != G3__BF16 && w->format != G3__F16)
+            return g3__fail(err, G3_ERR_UNSUPPORTED, "tensor \"%.96s\" is of type %s: a card takes norms and biases as f32, bf16 or f16; G3_BACKEND_CPU runs it", w->data->name.p, g3__format_name(w->format)) == G3_OK;
+    }
+    return true;
+}
+
+// The kernels that its weights and its first session need. Before the plan: what the driver takes for them is then not free.
+static bool g3__model_kernels(g3_model *m, g3_error *err)
+{
+    const g3__config *c = &m->config;
+    char options[64];
+    void *before = NULL;
+    unsigned formats = 0;
+    for (int i = 0; i < m->weights.n; i++) if (m->weights.w[i].data && m->weights.w[i].format < G3__U8) formats |= 1u << m->weights.w[i].format;
+    snprintf(options, sizeof options, "-DG3K_FORMATS=%u -DG3K_PRECISE=%d", formats, m->desc.precise);
+    if (!g3__card_enter(m->card, &before, err)) return false;
+    bool ok = g3__card_module(m->card, options, err) && g3__card_attention_module(m->card, c->heads, c->kv_heads, c->head_dim, m->first.kv, err);
+    g3__card_leave(m->card, before);
+    return ok;
+}
+
+static void g3__model_no_card(g3_model *m);
+static bool g3__model_card(g3_model *m, bool planning, g3_error *err)    // opens the card; false: err says why there is none, or no use of it
+{
+    if (!g3__model_card_takes(m, err)) return false;
     m->card = (g3__card *)g3__heap_alloc(&m->heap, 1, sizeof *m->card, err);
     if (!m->card) return false;
-    if (g3__card_open(m->card, &m->desc, &m->heap, err)) return true;
-    g3__card_close(m->card);
-    g3__heap_free(&m->heap, m->card, 1, sizeof *m->card);
-    m->card = NULL;
+    if (g3__card_open(m->card, &m->desc, &m->heap, err) && (planning || g3__model_kernels(m, err))) return true;
+    g3__model_no_card(m);
     return false;
 }
 
@@ -11995,21 +12075,12 @@ static void g3__model_no_card(g3_model *m)
     m->card = NULL;
 }
 
-static bool g3__model_kernels(g3_model *m, g3_error *err)        // those that its weights need
-{
-    char options[64];
-    unsigned formats = 0;
-    for (int i = 0; i < m->weights.n; i++) if (m->weights.w[i].data && m->weights.w[i].format < G3__U8) formats |= 1u << m->weights.w[i].format;
-    snprintf(options, sizeof options, "-DG3K_FORMATS=%u -DG3K_PRECISE=%d", formats, m->desc.precise);
-    return g3__card_module(m->card, options, err);
-}
 static const g3__ops *g3__model_card_table(void) { return &g3__cuda_ops; }
 static bool g3__model_enter(g3_model *m, void **before, g3_error *err) { return !m->card || g3__card_enter(m->card, before, err); }
 static void g3__model_leave(g3_model *m, void *before) { if (m->card) g3__card_leave(m->card, before); }
 #else
-static bool g3__model_card(g3_model *m, g3_error *err) { (void)m; return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend (GEMMA3_NO_CUDA); G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK; }
+static bool g3__model_card(g3_model *m, bool planning, g3_error *err) { (void)m; (void)planning; return g3__fail(err, G3_ERR_UNSUPPORTED, "backend: this build has no CUDA backend (GEMMA3_NO_CUDA); G3_BACKEND_AUTO and G3_BACKEND_CPU run on the CPU") == G3_OK; }
 static void g3__model_no_card(g3_model *m) { (void)m; }
-static bool g3__model_kernels(g3_model *m, g3_error *err) { (void)m; (void)err; return false; }
 static const g3__ops *g3__model_card_table(void) { return NULL; }
 static bool g3__model_enter(g3_model *m, void **before, g3_error *err) { (void)m; (void)before; (void)err; return true; }
 static void g3__model_leave(g3_model *m, void *before) { (void)m; (void)before; }
@@ -12112,7 +12183,7 @@ static bool g3__model_choose(g3_model *m, bool planning, g3_error *err)
     g3_error why = G3__ZERO;
     g3__model_place(m, asked == G3_BACKEND_CUDA);
     if (asked == G3_BACKEND_CPU || (m->desc.no_weights && !planning)) return true;
-    if (g3__model_card(m, &why)) {
+    if (g3__model_card(m, planning, &why)) {
         if (asked == G3_BACKEND_CUDA) return true;
         const g3_session_desc first = m->first;
         g3_plan p;
@@ -12175,7 +12246,7 @@ static bool g3__model_plan(g3_model *m, g3_plan *p)      // settles m->first, to
 
 static bool g3__model_load(g3_model *m, g3_error *err)   // everything that runs; the card, if there is one, is entered
 {
-    if (m->card) return g3__model_kernels(m, err) && g3__load_all(m, err);
+    if (m->card) return g3__load_all(m, err);
     g3__pool_init(&m->pool, m->desc.threads, &m->desc.parallel);
     if (!g3__load_all(m, err)) return false;
 #ifdef G3__SIMD
