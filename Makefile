@@ -38,7 +38,7 @@ CARD    := $(patsubst tests/%.c,build/%,$(wildcard tests/fakecuda/test_*.c)) $(w
 CARDSAN := $(patsubst tests/%.c,build/asan/%,$(filter-out tests/fakecuda/test_coverage.c,$(wildcard tests/fakecuda/test_*.c))) build/tsan/fakecuda/test_threads
 CARDLIB := $(patsubst tests/%.c,%.o,$(filter-out tests/fakecuda/test_% tests/fakecuda/bench_%,$(wildcard tests/fakecuda/*.c)))
 # The CUDA backend on that card. Both are needed to build and to run.
-CUDA    := $(patsubst tests/%.c,build/%,$(wildcard tests/cuda/test_*.c)) $(wildcard tests/cuda/test_*.sh tests/cuda/test_*.py) $(addprefix build/cuda/model/test_,forward probe vision)
+CUDA    := $(patsubst tests/%.c,build/%,$(wildcard tests/cuda/test_*.c)) $(wildcard tests/cuda/test_*.sh tests/cuda/test_*.py) $(addprefix build/cuda/model/test_,forward probe session vision)
 EXAMPLES := $(patsubst examples/%.c,build/%,$(wildcard examples/*.c))
 ifneq ($(shell command -v $(firstword $(CXX)) 2>/dev/null),)
 EXAMPLES += $(patsubst examples/%.cc,build/%,$(wildcard examples/*.cc))
